@@ -1,0 +1,1 @@
+"""The device's house: config, composition, discovery, control, policy, registration, local server, CLI."""

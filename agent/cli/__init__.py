@@ -1,0 +1,1 @@
+"""The command line: a table of verbs, each imported only when it is called."""

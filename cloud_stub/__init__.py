@@ -1,0 +1,1 @@
+"""The cloud's house: coordinator, registry, policy publishing, tails, handoff endpoint."""

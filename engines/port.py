@@ -1,0 +1,130 @@
+"""The two ports of this room. Tensors: TensorRuntime, TensorModel, TensorEndpoint. Text: TextEngine, Continuation.
+
+Implementations map every foreign exception to EngineError, LinkError or RejectedError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from attrs import frozen
+
+from protocol.events import TransferSample
+from protocol.tensors import Tensor, TensorSpec
+from protocol.text import TextCapabilities, TextRequest, Token
+
+
+class TensorModel(Protocol):
+    """A loaded model. Blocking; used by one thread at a time."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]: ...
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]: ...
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """All outputs in order. Raises BadRequest for inputs that do not fit, EngineError when the runtime fails."""
+        ...
+
+    def close(self) -> None:
+        """Free the model; idempotent."""
+        ...
+
+
+class TensorRuntime(Protocol):
+    """Loads model files of one format."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def load(self, file: Path, threads: int) -> TensorModel:
+        """Raises EngineError when the file is not a model this runtime can load."""
+        ...
+
+
+@frozen
+class TensorAnswer:
+    """Outputs with where the time went. `digest` names the weights that answered."""
+
+    outputs: Sequence[Tensor]
+    digest: str
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    transfers: Sequence[TransferSample] = ()
+
+
+class TensorEndpoint(Protocol):
+    """Something that answers tensor requests by model name: local, or a remote twin."""
+
+    async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
+        """Answer within `deadline_s` seconds from now. Raises Full, NotFound, BadRequest, EngineError or LinkError."""
+        ...
+
+    def wait_s(self) -> float:
+        """Seconds a request that came now would wait before it runs."""
+        ...
+
+
+@frozen
+class EngineLoad:
+    """Requests that run and wait, and the wait that a new one would see."""
+
+    running: int
+    waiting: int
+    wait_s: float
+
+
+class Continuation(Protocol):
+    """One prepared generation. Closing it is the only way to cancel it."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+    async def extend(self, tokens: Sequence[Token]) -> None:
+        """Append tokens that another engine made, and prefill them; may be buffered. Only before start()."""
+        ...
+
+    def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
+        """Generate; once. The first token has index == `at` == prefix + extended tokens.
+
+        Pauses when it is `ahead_tokens` past the last acknowledged index.
+        """
+        ...
+
+    def acknowledge(self, index: int) -> None:
+        """Tokens up to and including `index` were taken by the consumer."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel and free; idempotent; touches no other request."""
+        ...
+
+
+class TextEngine(Protocol):
+    """Generates text: in process, in a worker process, on a stock server or at a peer."""
+
+    async def capabilities(self) -> TextCapabilities: ...
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
+        """Admit the request and prefill prompt and prefix.
+
+        Raises Full (over capacity), ContextOverflow, EngineError or LinkError.
+        """
+        ...
+
+    async def tokenize(self, data: bytes) -> tuple[int, ...]: ...
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]: ...
+
+    def load(self) -> EngineLoad: ...
+
+    async def close(self) -> None: ...

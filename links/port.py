@@ -1,0 +1,175 @@
+"""Ports of this room: Link and FrameStream (data), ControlChannel (MQTT), Browser (mDNS), Route (what a server mounts).
+
+Adapters raise LinkError only. The identity (TLS) and the sink for transfer samples are constructor arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from attrs import field, frozen
+
+MAX_FRAME_BYTES = 1 << 20
+"""Largest frame on a FrameStream; longer ones are refused before they are allocated."""
+
+
+@frozen
+class Reply:
+    """A whole answer. Header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class FrameStream(Protocol):
+    """Ordered frames of at most MAX_FRAME_BYTES, both ways."""
+
+    async def send(self, frame: bytes) -> None:
+        """Waits for room; raises LinkClosed when the peer is gone."""
+        ...
+
+    async def receive(self) -> bytes | None:
+        """The next frame, or None when the peer closed in order. Raises LinkClosed when it vanished."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Link(Protocol):
+    """A client's way to one peer."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def exchange(
+        self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float, method: str = "POST"
+    ) -> Reply:
+        """One request, one whole answer, within `deadline_s` seconds from now."""
+        ...
+
+    def lines(self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float) -> AsyncIterator[bytes]:
+        """POST, then the answer's body as chunks as they arrive. Raises RejectedStatus on a status over 399.
+
+        `deadline_s` bounds the wait for the first chunk and then for each next one.
+        """
+        ...
+
+    async def open(self, path: str) -> FrameStream:
+        """A frame stream (WebSocket by default)."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@frozen
+class Delivery:
+    """One MQTT message."""
+
+    topic: str
+    payload: bytes
+    retained: bool = False
+
+
+Handler = Callable[[Delivery], None]
+Unsubscribe = Callable[[], Awaitable[None]]
+ControlState = Literal["down", "up", "refused", "duplicate", "clock"]
+
+
+class ControlChannel(Protocol):
+    """Publish and subscribe. The will is given at construction. Handlers run on the event loop and may not block."""
+
+    async def publish(
+        self, topic: str, payload: bytes, retain: bool = False, expires_in_s: float | None = None
+    ) -> None:
+        """Returns when the message is safely queued; it is sent when the channel is up."""
+        ...
+
+    async def subscribe(self, pattern: str, handler: Handler) -> Unsubscribe: ...
+
+    def watch(self, on_state: Callable[[ControlState], None]) -> Callable[[], None]:
+        """Be told of the state now and at each change; returns the way to stop."""
+        ...
+
+    async def close(self, last: Delivery | None = None) -> None:
+        """Publish `last` (a goodbye), then disconnect in order."""
+        ...
+
+
+@frozen
+class Found:
+    """A DNS-SD service instance: candidate addresses only, never a proof of presence."""
+
+    instance: str
+    addresses: tuple[str, ...]
+    port: int
+    txt: Mapping[str, str] = field(factory=dict)
+
+
+class Browser(Protocol):
+    """Finds and advertises DNS-SD services on the configured interfaces."""
+
+    async def browse(self, service_type: str, seconds: float) -> Sequence[Found]:
+        """What answered within `seconds`."""
+        ...
+
+    async def advertise(self, service_type: str, instance: str, port: int, txt: Mapping[str, str]) -> str:
+        """Announce; returns the instance name in use (a conflict renames it)."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@frozen
+class Request:
+    """A request at a server. Header names are lower case; `peer` is the device id of a verified client certificate."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    params: Mapping[str, str] = field(factory=dict)
+    query: Mapping[str, str] = field(factory=dict)
+    body: bytes = field(default=b"", repr=False)
+    peer: str | None = None
+
+
+@frozen
+class Response:
+    """An answer. An async iterator as body is streamed; it is closed (aclose) when the client leaves."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(factory=dict)
+    body: bytes | AsyncIterator[bytes] = field(default=b"", repr=False)
+
+
+@frozen
+class Route:
+    """A handler for one method and path; `{name}` in the path becomes `params["name"]`.
+
+    The handler's task is cancelled when the client leaves. MidstreamErrors that escape become the house's error
+    body, unless the way shapes its own.
+    """
+
+    method: str
+    path: str
+    handle: Callable[[Request], Awaitable[Response]]
+    max_body_bytes: int = 16 << 20
+
+
+@frozen
+class FrameRoute:
+    """A WebSocket endpoint: the handler owns the stream until it returns."""
+
+    path: str
+    handle: Callable[[Request, FrameStream], Awaitable[None]]
+
+
+@frozen
+class Mount:
+    """What a way hands to a house: routes to serve, and symmetric start and stop."""
+
+    routes: Sequence[Route]
+    frame_routes: Sequence[FrameRoute]
+    start: Callable[[], Awaitable[None]]
+    stop: Callable[[], Awaitable[None]]

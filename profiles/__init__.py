@@ -1,0 +1,1 @@
+"""The device: SoC facts, benchmark schedule and documents, rates."""

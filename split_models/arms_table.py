@@ -1,0 +1,41 @@
+"""The three arms of a tensor request and what each costs: data only."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+
+@frozen
+class Arm:
+    """Device: the whole model here. Cut: head here, tail there. Cloud: the encoded input travels."""
+
+    kind: Literal["device", "cut", "cloud"]
+    cut: str | None = None
+    codec: str | None = None
+    link: str | None = None
+
+    def __str__(self) -> str:
+        return f"cut:{self.cut}:{self.codec}" if self.kind == "cut" else self.kind
+
+
+DEVICE_ARM = Arm("device")
+
+
+@frozen
+class ArmCost:
+    """What one request costs on one arm, link time apart.
+
+    device_s: head, encoding, pre- and post-processing here. server_s: tail or whole model there. up_bytes, down_bytes:
+    what crosses. error_ratio: measured error of the task's answer against the whole model. loaded: ready now.
+    """
+
+    arm: Arm
+    device_s: float
+    up_bytes: int = 0
+    down_bytes: int = 0
+    server_s: float = 0.0
+    joules: float = 0.0
+    error_ratio: float = 0.0
+    loaded: bool = True
