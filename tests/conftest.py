@@ -1,0 +1,166 @@
+"""Fixtures for every lane: real models, a real broker, free ports, and a check that nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+ROOT = Path(__file__).resolve().parent.parent
+GRACE_S = 3.0
+# Threads that libraries keep for the life of the process, by the beginning of their name.
+LASTING_THREADS = ("pytest_timeout", "pytest-timeout", "MainThread", "asyncio_", "ThreadPoolExecutor", "execnet")
+
+
+def _models_root() -> Path:
+    return Path(os.environ.get("MIDSTREAM_MODELS") or Path.home() / ".cache" / "midstream" / "models")
+
+
+@pytest.fixture(scope="session")
+def model_file() -> Callable[[str], Path]:
+    """A function from a catalogue name to the file of the real model; skips (fails in CI) when it was not pulled."""
+
+    def find(name: str) -> Path:
+        folder = _models_root() / name
+        files = [f for f in folder.glob("*") if f.is_file() and f.name != "entry.json" and not f.name.startswith(".")]
+        if not files:
+            message = f"model {name} is not in {_models_root()}; run `make setup`"
+            if os.environ.get("CI"):
+                pytest.fail(message)
+            pytest.skip(message)
+        return max(files, key=lambda f: f.stat().st_size)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A function that names a TCP port of 127.0.0.1 that was free a moment ago."""
+
+    def find() -> int:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            return int(s.getsockname()[1])
+
+    return find
+
+
+@frozen
+class Broker:
+    """A running mosquitto without TLS; `process` may be killed by a test, `restart()` starts it on the same port."""
+
+    host: str
+    port: int
+    process: list[subprocess.Popen[bytes]]
+    command: list[str]
+
+    def kill(self) -> None:
+        """End it without a goodbye."""
+        self.process[-1].kill()
+        self.process[-1].wait()
+
+    def restart(self) -> None:
+        """Start it again on the same port, with an empty store."""
+        self.process.append(subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        wait_for_port(self.port)
+
+
+def wait_for_port(port: int, seconds: float = 10.0) -> None:
+    """Return when something listens on 127.0.0.1:port; fail the test after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"nothing listens on port {port} after {seconds} s")
+
+
+def mosquitto_binary() -> str:
+    """The broker of the system or the one that `make setup` unpacked; skips (fails in CI) without one."""
+    unpacked = ROOT / ".setup" / "bin" / "mosquitto"
+    found = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    if found is None and unpacked.exists():
+        found = str(unpacked)
+    if found is None:
+        message = "mosquitto is not installed; run `make setup`"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return found
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Broker]:
+    """A real mosquitto on a free port of 127.0.0.1, anonymous, without persistence."""
+    port = free_port()
+    config = tmp_path / "mosquitto.conf"
+    config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n")
+    command = [mosquitto_binary(), "-c", str(config)]
+    broker = Broker("127.0.0.1", port, [], command)
+    broker.restart()
+    yield broker
+    for process in broker.process:
+        process.kill()
+        process.wait()
+
+
+def _sockets() -> set[str]:
+    found = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = str(fd.readlink())
+            if target.startswith("socket:"):
+                found.add(target)
+    return found
+
+
+def _threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if not t.name.startswith(LASTING_THREADS)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_lingers() -> Iterator[None]:
+    """Fail the test that leaves a thread or a socket behind."""
+    threads, sockets = _threads(), _sockets()
+    yield
+    end = time.monotonic() + GRACE_S
+    while time.monotonic() < end and (_threads() - threads or _sockets() - sockets):
+        time.sleep(0.02)
+    left_threads = {t.name for t in _threads() - threads}
+    left_sockets = _sockets() - sockets
+    assert not left_threads, f"the test left threads running: {sorted(left_threads)}"
+    assert not left_sockets, f"the test left {len(left_sockets)} sockets open"
+
+
+@pytest.fixture
+async def no_lingering_tasks() -> AsyncIterator[None]:
+    """Fail the test that leaves an asyncio task running."""
+    before = asyncio.all_tasks()
+    yield
+    end = time.monotonic() + GRACE_S
+    while time.monotonic() < end and _left(before):
+        await asyncio.sleep(0.01)
+    left = [t.get_name() + " " + repr(t.get_coro()) for t in _left(before)]
+    assert not left, f"the test left tasks running: {left}"
+
+
+def _left(before: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
+    return {t for t in asyncio.all_tasks() - before if not t.done() and t is not asyncio.current_task()}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every asynchronous test the task check, before its other fixtures so that it is torn down last."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.fixturenames.insert(0, "no_lingering_tasks")
