@@ -1,0 +1,105 @@
+"""`midstream VERB …`: a table of verbs; each function is imported only when its verb is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from protocol.errors import ConfigError, MidstreamError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "agent": ("agent.cli.run:agent", "run the agent on this device"),
+    "infer": ("agent.cli.ask:infer", "run an image model through the running agent"),
+    "chat": ("agent.cli.ask:chat", "ask the text model; shows which side made each token"),
+    "status": ("agent.cli.run:status", "what the running agent is doing"),
+    "doctor": ("agent.cli.run:doctor", "check this device, with a next step for each finding"),
+    "models": ("agent.cli.models:models", "pull, add, list, rm or verify models"),
+    "join": ("agent.cli.run:join", "enrol this device with a coordinator's token"),
+    "coordinator": ("cloud_stub.cli:coordinator", "run the coordinator"),
+    "policy": ("cloud_stub.cli:policy", "publish policy to the fleet"),
+    "fleet": ("cloud_stub.cli:fleet", "list the fleet's devices"),
+}
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code: 0 done, 1 failed, 2 wrong use or configuration, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if arguments else EXIT_CONFIG
+    if arguments[0] in ("-V", "--version", "version"):
+        print(version())
+        return 0
+    return _call(arguments[0], arguments[1:])
+
+
+def usage() -> str:
+    """The text of `midstream --help`."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in VERBS.items())
+    return (
+        "usage: midstream VERB [options]\n\n"
+        "Moves inference between a device and the cloud while it runs.\n\n"
+        f"verbs:\n{verbs}\n\n"
+        "`midstream VERB --help` lists the options of a verb.\n"
+        "exit codes: 0 done, 1 failed, 2 wrong use or configuration, 130 interrupted"
+    )
+
+
+def version() -> str:
+    """`midstream X.Y.Z`; says so when run from sources that were never installed."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return f"midstream {installed('midstream')}"
+    except PackageNotFoundError:
+        return "midstream (not installed, run from sources)"
+
+
+def _call(verb: str, arguments: list[str]) -> int:
+    if verb not in VERBS:
+        print(f"midstream: unknown verb {verb!r}; `midstream --help` lists them", file=sys.stderr)
+        return EXIT_CONFIG
+    try:
+        return _load(VERBS[verb][0])(arguments)
+    except MidstreamError as err:
+        print(f"midstream {verb}: {describe(err)}", file=sys.stderr)
+        return EXIT_CONFIG if isinstance(err, ConfigError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        print(f"midstream {verb}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`| head`); keep the interpreter from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+
+
+def _load(target: str) -> Callable[[list[str]], int]:
+    module, _, name = target.partition(":")
+    try:
+        return cast("Callable[[list[str]], int]", getattr(importlib.import_module(module), name))
+    except ModuleNotFoundError as err:
+        if err.name and err.name.partition(".")[0] in ("agent", "cloud_stub"):
+            raise
+        raise ConfigError(
+            f"the Python package {err.name!r} is missing", next_step="install midstream with its extras: midstream[all]"
+        ) from err
+
+
+def describe(error: MidstreamError) -> str:
+    """One line: what happened, and the next step after a dash."""
+    line = error.message if not error.next_step else f"{error.message} - {error.next_step}"
+    return " ".join(line.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

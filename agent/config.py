@@ -1,0 +1,189 @@
+"""The agent's configuration: file, environment and flags become one frozen AgentConfig. Nobody else reads them."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+from agent.settings_table import BY_NAME, SETTINGS
+from protocol.errors import ConfigError
+
+ENV_PREFIX = "MIDSTREAM_"
+DEFAULT_PORT = 8790
+MAX_CONFIG_BYTES = 256 << 10
+
+Address = tuple[str, int]
+
+
+@frozen
+class PolicyBounds:
+    """What local configuration lets policy do; policy may only be stricter."""
+
+    allow_raw_input: bool = True
+    allow_cloud_text: bool = True
+    wait_target_s: float | None = None
+    max_prompt_bytes: int | None = None
+    max_answer_tokens: int | None = None
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+
+
+@frozen
+class AgentConfig:
+    """Everything the agent was told, checked. Addresses are (host, port)."""
+
+    state_dir: Path
+    cache_dir: Path
+    device_id: str | None = None
+    labels: Mapping[str, str] = field(factory=dict)
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    coordinator: Address | None = None
+    broker: Address | None = None
+    join_token: str | None = field(default=None, repr=False)
+    mdns: bool = True
+    mdns_interfaces: tuple[str, ...] = ()
+    data_proxy: Address | None = None
+    models: tuple[str, ...] = ()
+    tensor_engine: Literal["onnx", "tflite"] = "onnx"
+    tensor_threads: int = 0
+    text_model: str | None = None
+    text_engine: Literal["llama_server", "llama_cpp", "openai_compat"] = "llama_server"
+    text_threads: int = 0
+    text_url: str | None = None
+    context_tokens: int = 2048
+    slowdown: float = 1.0
+    benchmark: bool = True
+    bounds: PolicyBounds = field(factory=PolicyBounds)
+
+    @property
+    def models_dir(self) -> Path:
+        """Root of the model store."""
+        return self.cache_dir / "models"
+
+    @property
+    def identity_dir(self) -> Path:
+        """Key, certificate and trust anchors."""
+        return self.state_dir / "identity"
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> AgentConfig:
+    """Read file, then environment, then flags; later ones win.
+
+    Args:
+        flags: setting name -> value; None values are absent.
+        environ: the process environment unless given.
+        file: agent.toml; the first existing default place unless given.
+
+    Raises:
+        ConfigError: names the setting and its source.
+    """
+    env = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    labels: dict[str, str] = {}
+    path = file or _default_file(env)
+    if path is not None:
+        _take_file(path, values, labels)
+    for setting in SETTINGS:
+        name = ENV_PREFIX + setting.name.upper()
+        if env.get(name):
+            values[setting.name] = _parsed(setting.name, env[name], f"environment variable {name}")
+    for name, value in (flags or {}).items():
+        if value is not None:
+            values[name] = _parsed(name, value, f"flag --{name.replace('_', '-')}")
+    return _build(values, labels, env)
+
+
+def _default_file(env: Mapping[str, str]) -> Path | None:
+    home = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "/")) / ".config")
+    places = [Path(env[ENV_PREFIX + "CONFIG"])] if env.get(ENV_PREFIX + "CONFIG") else []
+    places += [home / "midstream" / "agent.toml", Path("/etc/midstream/agent.toml")]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _take_file(path: Path, values: dict[str, Any], labels: dict[str, str]) -> None:
+    try:
+        data = path.read_bytes()[: MAX_CONFIG_BYTES + 1]
+        if len(data) > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes", next_step="check which file this is")
+        table = tomllib.loads(data.decode())
+    except OSError as err:
+        raise ConfigError(
+            f"cannot read {path}: {err.strerror}", next_step="check the path and its permissions"
+        ) from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path} is not valid TOML: {err}", next_step="correct the line it names") from err
+    found = table.pop("labels", {})
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise ConfigError(f"labels in {path} must be a table of strings", next_step='write [labels] name = "value"')
+    labels.update(found)
+    for name, value in table.items():
+        values[name] = _parsed(name, value, str(path))
+
+
+def _parsed(name: str, value: Any, source: str) -> Any:
+    setting = BY_NAME.get(name)
+    if setting is None:
+        near = difflib.get_close_matches(name, BY_NAME, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see `midstream agent --help` for the settings"
+        raise ConfigError(f"unknown setting {name!r} in {source}", next_step=hint, field=name)
+    try:
+        return setting.parse(value)
+    except ValueError as err:
+        raise ConfigError(
+            f"{name} in {source} is {value!r}", next_step=f"it must be {err}: {setting.help}", field=name
+        ) from err
+
+
+def _build(values: dict[str, Any], labels: Mapping[str, str], env: Mapping[str, str]) -> AgentConfig:
+    expose = values.pop("expose", False)
+    bounds = {name: values.pop(name) for name in _BOUND_NAMES if name in values}
+    for name, place in (("state_dir", _state_home(env)), ("cache_dir", _cache_home(env))):
+        values[name] = Path(values[name]).expanduser() if name in values else place
+    config = AgentConfig(**values, labels=labels, bounds=PolicyBounds(**bounds))
+    if not expose and not is_loopback(config.host):
+        raise ConfigError(
+            f"host {config.host!r} is reachable from other machines, and the local API asks nobody for a key",
+            next_step="keep 127.0.0.1, or set expose = true if that is what you want",
+            field="host",
+        )
+    return config
+
+
+_BOUND_NAMES = (
+    "allow_raw_input", "allow_cloud_text", "wait_target_s", "max_prompt_bytes", "max_answer_tokens", "log_level",
+)  # fmt: skip
+
+
+def is_loopback(host: str) -> bool:
+    """True for addresses that only this machine can reach."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _state_home(env: Mapping[str, str]) -> Path:
+    # systemd names the folders it made; otherwise the user's own.
+    if env.get("STATE_DIRECTORY"):
+        return Path(env["STATE_DIRECTORY"].split(":")[0])
+    return Path(env.get("XDG_STATE_HOME") or Path(env.get("HOME", "/")) / ".local" / "state") / "midstream"
+
+
+def _cache_home(env: Mapping[str, str]) -> Path:
+    if env.get("CACHE_DIRECTORY"):
+        return Path(env["CACHE_DIRECTORY"].split(":")[0])
+    return Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "/")) / ".cache") / "midstream"

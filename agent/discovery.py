@@ -1,0 +1,155 @@
+"""Finding the coordinator: candidates from four sources, tried in parallel; TLS identity decides which is real.
+
+mDNS and the broker only name candidates: neither proves that anybody is there, nor who.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from attrs import frozen
+
+from protocol.errors import LinkError, MidstreamError
+
+Origin = Literal["static", "last_good", "mdns", "broker"]
+ORDER: tuple[Origin, ...] = ("static", "last_good", "mdns", "broker")
+
+# Bounds what a hostile network can make us try.
+MAX_CANDIDATES = 32
+# A later source waits this long for an earlier one, so that the preferred address wins when both answer.
+STAGGER_S = 0.2
+ATTEMPT_TIMEOUT_S = 5.0
+
+
+@frozen
+class Candidate:
+    """An address where the coordinator may be. `broker_port` is known from mDNS or the broker only."""
+
+    host: str
+    port: int
+    origin: Origin
+    broker_port: int | None = None
+
+
+Check = Callable[[Candidate], Awaitable[None]]
+"""Connects and verifies TLS identity; raises LinkError when it is not our coordinator."""
+
+Source = Callable[[], Awaitable[Sequence[Candidate]]]
+
+
+def ordered(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """By source, then global before link-local addresses; each address once; at most MAX_CANDIDATES.
+
+    >>> [c.origin for c in ordered([Candidate("a", 1, "mdns"), Candidate("b", 1, "static")])]
+    ['static', 'mdns']
+    """
+    seen: set[tuple[str, int]] = set()
+    kept: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (ORDER.index(c.origin), _distance(c.host))):
+        key = (candidate.host, candidate.port)
+        if key not in seen and candidate.host and 0 < candidate.port < 65536:
+            seen.add(key)
+            kept.append(candidate)
+    return tuple(kept[:MAX_CANDIDATES])
+
+
+def _distance(host: str) -> int:
+    """Container bridges come last: hosts list them first, and they are rarely the way."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return 0
+    if address.is_link_local:
+        return 2
+    return 1 if address in _BRIDGES else 0
+
+
+_BRIDGES = ipaddress.ip_network("172.17.0.0/16")
+
+
+async def locate(
+    known: Sequence[Candidate], sources: Sequence[Source], check: Check, *, timeout_s: float = ATTEMPT_TIMEOUT_S
+) -> Candidate:
+    """The first candidate that passes `check`, earlier ones preferred by a small head start.
+
+    Args:
+        known: candidates at hand (static, last good, broker).
+        sources: slower ways to candidates (mDNS), asked at the same time.
+        check: verifies one candidate.
+        timeout_s: bound on each single attempt.
+
+    Raises:
+        LinkError: nothing answered with the fleet's identity; the message lists what was tried.
+    """
+    race = _Race(check, timeout_s)
+    try:
+        race.enter(ordered(known))
+        searches = [asyncio.ensure_future(source()) for source in sources]
+        race.searches.update(searches)
+        return await race.winner()
+    finally:
+        await race.cancel()
+
+
+class _Race:
+    """Attempts and searches under way; owned by one `locate` call."""
+
+    def __init__(self, check: Check, timeout_s: float) -> None:
+        self._check = check
+        self._timeout_s = timeout_s
+        self._attempts: dict[asyncio.Future[None], Candidate] = {}
+        self._entered: set[tuple[str, int]] = set()
+        self._failures: list[str] = []
+        self.searches: set[asyncio.Future[Sequence[Candidate]]] = set()
+
+    def enter(self, candidates: Sequence[Candidate]) -> None:
+        for rank, candidate in enumerate(candidates):
+            key = (candidate.host, candidate.port)
+            if key in self._entered or len(self._entered) >= MAX_CANDIDATES:
+                continue
+            self._entered.add(key)
+            self._attempts[asyncio.ensure_future(self._attempt(candidate, rank * STAGGER_S))] = candidate
+
+    async def winner(self) -> Candidate:
+        while self._attempts or self.searches:
+            waiting: set[asyncio.Future[Any]] = {*self._attempts, *self.searches}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for attempt in [a for a in self._attempts if a.done()]:
+                candidate = self._attempts.pop(attempt)
+                error = attempt.exception()
+                if error is None:
+                    return candidate
+                self._note(f"{candidate.origin} {candidate.host}:{candidate.port}", error)
+            for search in [s for s in self.searches if s.done()]:
+                self.searches.discard(search)
+                error = search.exception()
+                if error is None:
+                    self.enter(ordered(search.result()))
+                else:
+                    self._note("search", error)
+        tried = "; ".join(self._failures) or "no address is known and mDNS found none"
+        raise LinkError(
+            f"no coordinator found: {tried}",
+            next_step="check that it runs, or set its static address (coordinator = host:port)",
+        )
+
+    async def _attempt(self, candidate: Candidate, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        try:
+            await asyncio.wait_for(self._check(candidate), self._timeout_s)
+        except TimeoutError as err:
+            raise LinkError(f"no answer in {self._timeout_s:g} s") from err
+
+    def _note(self, what: str, error: BaseException) -> None:
+        if not isinstance(error, MidstreamError):
+            raise error
+        self._failures.append(f"{what}: {error.message}")
+
+    async def cancel(self) -> None:
+        tasks: list[asyncio.Future[Any]] = [*self._attempts, *self.searches]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,133 @@
+"""Every setting of the agent once: its name, how text becomes its value, and what it means.
+
+The same name serves all three sources: `port = 8790` in agent.toml, MIDSTREAM_PORT in the environment, `--port` as a
+flag. Later sources win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+
+TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+FALSE_WORDS = frozenset({"0", "false", "no", "off"})
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@frozen
+class Setting:
+    """`parse` takes TOML values and text alike and raises ValueError with what it wants instead."""
+
+    name: str
+    parse: Callable[[Any], Any]
+    help: str
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a non-empty string")
+    return value.strip()
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word in TRUE_WORDS | FALSE_WORDS:
+        return word in TRUE_WORDS
+    raise ValueError("true or false")
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        raise ValueError("a list of names, or names with commas between them")
+    return tuple(item.strip() for item in items if item.strip())
+
+
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        wanted = f"a whole number from {low} to {high}"
+        if isinstance(value, bool):
+            raise ValueError(wanted)
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            raise ValueError(wanted) from None
+        if (number != value and not isinstance(value, str)) or not low <= number <= high:
+            raise ValueError(wanted)
+        return number
+
+    return parse
+
+
+def _real(low: float, high: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        wanted = f"a number from {low:g} to {high:g}"
+        if isinstance(value, bool):
+            raise ValueError(wanted)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(wanted) from None
+        if not low <= number <= high:
+            raise ValueError(wanted)
+        return number
+
+    return parse
+
+
+def _choice(*words: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return str(value)
+
+    return parse
+
+
+def parse_address(value: Any) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`; ValueError says what is wanted."""
+    host, _, port = str(value).strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError("host:port")
+    return host, int(port)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("state_dir", _text, "folder for identity, policy and what was learnt"),
+    Setting("cache_dir", _text, "folder for models; they can be fetched again"),
+    Setting("device_id", _text, "name in the fleet, [a-z0-9-]{1,32}; made once when absent"),
+    Setting("host", _text, "address the local API listens on"),
+    Setting("port", _whole(0, 65535), "port the local API listens on; 0 takes a free one"),
+    Setting("expose", _flag, "allow a `host` that is not a loopback address"),
+    Setting("coordinator", parse_address, "static address of the coordinator, host:port; tried before anything found"),
+    Setting("broker", parse_address, "MQTT broker, host:port; overrides what the coordinator names"),
+    Setting("join_token", _text, "one-time token that the coordinator printed"),
+    Setting("mdns", _flag, "look for the coordinator on the local network"),
+    Setting("mdns_interfaces", _names, "addresses of the interfaces that mDNS uses; all when absent"),
+    Setting("data_proxy", parse_address, "send the data plane to this host:port instead (shapers, tests)"),
+    Setting("models", _names, "tensor models to serve"),
+    Setting("tensor_engine", _choice("onnx", "tflite"), "runtime for tensor models"),
+    Setting("tensor_threads", _whole(0, 256), "threads for one tensor inference; 0: decided from the cores"),
+    Setting("text_model", _text, "text model to serve"),
+    Setting("text_engine", _choice("llama_server", "llama_cpp", "openai_compat"), "engine for the text model"),
+    Setting("text_threads", _whole(0, 256), "threads for text; 0: decided from the cores"),
+    Setting("text_url", _text, "base URL of an OpenAI-compatible server, for text_engine openai_compat"),
+    Setting("context_tokens", _whole(64, 1 << 20), "context of the text model in tokens"),
+    Setting("slowdown", _real(1.0, 1000.0), "declared slow-down factor of this device's engines, for demonstrations"),
+    Setting(
+        "wait_target_s", _real(0.01, 600.0), "a new request should wait no longer than this; policy may not raise it"
+    ),
+    Setting("benchmark", _flag, "measure this device's models after start, in the background"),
+    Setting("allow_raw_input", _flag, "allow policy to send raw inputs off the device"),
+    Setting("allow_cloud_text", _flag, "allow policy to send prompts off the device"),
+    Setting("max_prompt_bytes", _whole(1, 64 << 20), "upper bound over policy for one prompt"),
+    Setting("max_answer_tokens", _whole(1, 1 << 20), "upper bound over policy for one answer"),
+    Setting("log_level", _choice(*LOG_LEVELS), "debug, info, warning or error; stays whatever policy says when set"),
+)
+
+BY_NAME = {setting.name: setting for setting in SETTINGS}
