@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Set up everything that `make demo` or `make test` needs, on a fresh Debian or Ubuntu with Python 3.11+, root or not.
+# Nothing outside this folder and the user's cache is changed: packages that Python cannot bring are unpacked in .setup/.
+# Usage: .ci/setup.sh demo|test|lint
+set -euo pipefail
+cd "$(dirname "$0")/.."
+lane=${1:-test}
+say() { printf '== %s\n' "$*"; }
+
+find_python() {
+  for name in ${PYTHON:-} python3.11 python3 python3.12 python3.13 python3.14; do
+    if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$name"; return
+    fi
+  done
+  echo "Python 3.11 or later is needed: install it (for example the package python3) or set PYTHON=/path/to/python3" >&2
+  exit 2
+}
+
+# A private apt state, so that lists can be fetched and packages unpacked without root.
+apt_private() {
+  local state=$PWD/.setup/apt
+  mkdir -p "$state/lists/partial" "$state/cache/archives/partial"
+  (cd .setup/debs && apt-get -q -o Dir::State::lists="$state/lists" -o Dir::Cache="$state/cache" \
+    -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" "$@")
+}
+
+unpack_packages() {  # unpack_packages NAME...: into .setup/root, with the libraries that the system lacks
+  local names deb
+  mkdir -p .setup/debs .setup/root
+  apt_private update >.setup/apt.log 2>&1 || return 1
+  names=$(apt_private -s --no-install-recommends install "$@" 2>>.setup/apt.log | awk '/^Inst/ {print $2}')
+  [ -n "$names" ] || names=$*
+  # shellcheck disable=SC2086
+  apt_private download $names >>.setup/apt.log 2>&1 || return 1
+  for deb in .setup/debs/*.deb; do dpkg -x "$deb" .setup/root; done
+}
+
+make_venv() {
+  local python=$1
+  if "$python" -c 'import ensurepip' 2>/dev/null; then
+    "$python" -m venv .venv
+    return
+  fi
+  say "this Python has no ensurepip; unpacking the distribution's pip wheel"
+  unpack_packages python3-pip-whl
+  "$python" -m venv --without-pip .venv
+  local pip_wheel
+  pip_wheel=$(ls .setup/root/usr/share/python-wheels/pip-*.whl | head -1)
+  .venv/bin/python "$pip_wheel/pip" install -q --no-index "$pip_wheel"
+}
+
+set_up_python() {
+  local python stamp
+  python=$(find_python)
+  stamp=$("$python" -c 'import sys; print(sys.version)' | cat - pyproject.toml requirements/test.lock | sha256sum | cut -c1-16)
+  if [ -f ".venv/.stamp-$stamp" ] && .venv/bin/python -c 'import attrs' 2>/dev/null; then return; fi
+  say "Python packages into .venv with $python (about a minute)"
+  rm -rf .venv
+  make_venv "$python"
+  .venv/bin/python -m pip install --disable-pip-version-check -q --upgrade 'pip>=25.1'
+  if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar on -q -r requirements/test.lock
+    .venv/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .
+  else
+    say "the lock file is for Python 3.11; resolving anew for this one (untested)"
+    .venv/bin/python -m pip install --disable-pip-version-check -q -e '.[dev]'
+  fi
+  touch ".venv/.stamp-$stamp"
+}
+
+set_up_mosquitto() {
+  if command -v mosquitto >/dev/null || [ -x /usr/sbin/mosquitto ] || [ -x .setup/bin/mosquitto ]; then return; fi
+  if ! command -v apt-get >/dev/null; then
+    say "no mosquitto and no apt-get here: the tests that need a broker will be skipped"; return
+  fi
+  say "mosquitto, unpacked into .setup (the system is not changed)"
+  if ! unpack_packages mosquitto; then
+    say "could not fetch mosquitto (see .setup/apt.log): the tests that need a broker will be skipped"; return
+  fi
+  mkdir -p .setup/bin
+  cat >.setup/bin/mosquitto <<'WRAP'
+#!/bin/sh
+root=$(CDPATH= cd -- "$(dirname -- "$0")/../root" && pwd)
+libs=$(find "$root/usr/lib" "$root/lib" -name '*.so*' -exec dirname {} + 2>/dev/null | sort -u | tr '\n' ':')
+LD_LIBRARY_PATH="$libs${LD_LIBRARY_PATH:-}" exec "$root/usr/sbin/mosquitto" "$@"
+WRAP
+  chmod +x .setup/bin/mosquitto
+}
+
+set_up_models() {
+  .venv/bin/midstream models pull "$@"
+}
+
+mkdir -p .setup
+set_up_python
+case $lane in
+  lint) ;;
+  demo) set_up_models ppocr-v4-det smollm2-135m sample-page sample-text ;;
+  test)
+    set_up_mosquitto
+    set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 face-short-range \
+      sample-page sample-text sample-motorcycle
+    ;;
+  *) echo "usage: .ci/setup.sh demo|test|lint" >&2; exit 2 ;;
+esac

@@ -1,0 +1,41 @@
+# Daily commands; `make help` lists them. Each sets up what it needs by itself.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench wheel lock clean
+BENCH_ARGS ?= --quick
+
+help: ## list these commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+setup: ## everything for development: .venv, broker, models
+	@.ci/setup.sh test
+
+demo: ## a coordinator and an agent on this machine; watch the seam move (under 3 minutes)
+	@.ci/setup.sh demo
+	@.venv/bin/python -m benchmarks.demo --out demo.jsonl
+
+test: ## the whole suite, on real models, brokers and clients
+	@.ci/setup.sh test
+	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: ## ruff, mypy --strict, import contracts
+	@.ci/setup.sh lint
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+bench: ## every figure of the README, quick by default (BENCH_ARGS= for full runs)
+	@.ci/setup.sh test
+	@for b in queue_incident text_overhead footprint handoff_law; do \
+	  echo "== $$b"; .venv/bin/python -m benchmarks.$$b --json build/$$b.json $(BENCH_ARGS) || exit 1; done
+
+wheel: ## build the wheel and the source archive into dist/
+	@.ci/setup.sh lint
+	@.venv/bin/python -m build --outdir dist
+
+lock: ## write the lock files of the test set-up anew
+	@.ci/setup.sh lint
+	@.ci/lock.sh
+
+clean: ## remove .venv, .setup and build results (pulled models stay in the user's cache)
+	rm -rf .venv .setup build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo.jsonl
