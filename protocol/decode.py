@@ -30,9 +30,12 @@ MAX_DEPTH = 32
 """Documents of ours nest five levels deep; parsers recurse, so depth is bounded before anything walks it."""
 
 
-def load_json(data: bytes, *, what: str, max_bytes: int = MAX_DOCUMENT_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+def load_json(
+    data: bytes, *, what: str, max_bytes: int = MAX_DOCUMENT_BYTES, max_depth: int = MAX_DEPTH, bulk: bool = False
+) -> Any:
     """Parse UTF-8 JSON as RFC 8259 has it: no NaN or Infinity, no duplicate keys, bounded size and depth.
 
+    bulk: long arrays of numbers; depth is then bounded by the parser only and 1e999 is not looked for.
     Raises TooLarge over `max_bytes` (before parsing) and ProtocolError for everything else; `what` names the document.
     """
     if len(data) > max_bytes:
@@ -42,7 +45,7 @@ def load_json(data: bytes, *, what: str, max_bytes: int = MAX_DOCUMENT_BYTES, ma
             data.decode("utf-8"),
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
-            parse_float=_finite,
+            parse_float=None if bulk else _finite,
         )
     except UnicodeDecodeError as err:
         raise ProtocolError(f"{what} is not UTF-8 at byte {err.start}") from err
@@ -50,7 +53,8 @@ def load_json(data: bytes, *, what: str, max_bytes: int = MAX_DOCUMENT_BYTES, ma
         raise ProtocolError(f"{what} nests more than {max_depth} levels deep") from err
     except ValueError as err:
         raise ProtocolError(f"{what} is not JSON: {err}") from err
-    _check_depth(found, what, max_depth)
+    if not bulk:
+        _check_depth(found, what, max_depth)
     return found
 
 
