@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from agent.settings_table import BY_NAME, SETTINGS
+from agent.settings_table import BY_NAME, ENV_PREFIX, SETTINGS
 from protocol.errors import ConfigError
 
-ENV_PREFIX = "MIDSTREAM_"
 DEFAULT_PORT = 8790
 MAX_CONFIG_BYTES = 256 << 10
 
@@ -39,7 +38,7 @@ class AgentConfig:
     """Everything the agent was told, checked. Addresses are (host, port)."""
 
     state_dir: Path
-    cache_dir: Path
+    models_dir: Path
     device_id: str | None = None
     labels: Mapping[str, str] = field(factory=dict)
     host: str = "127.0.0.1"
@@ -50,7 +49,7 @@ class AgentConfig:
     mdns: bool = True
     mdns_interfaces: tuple[str, ...] = ()
     data_proxy: Address | None = None
-    models: tuple[str, ...] = ()
+    tensor_models: tuple[str, ...] = ()
     tensor_engine: Literal["onnx", "tflite"] = "onnx"
     tensor_threads: int = 0
     text_model: str | None = None
@@ -61,11 +60,6 @@ class AgentConfig:
     slowdown: float = 1.0
     benchmark: bool = True
     bounds: PolicyBounds = field(factory=PolicyBounds)
-
-    @property
-    def models_dir(self) -> Path:
-        """Root of the model store."""
-        return self.cache_dir / "models"
 
     @property
     def identity_dir(self) -> Path:
@@ -96,9 +90,9 @@ def load(
     if path is not None:
         _take_file(path, values, labels)
     for setting in SETTINGS:
-        name = ENV_PREFIX + setting.name.upper()
-        if env.get(name):
-            values[setting.name] = _parsed(setting.name, env[name], f"environment variable {name}")
+        if env.get(setting.variable):
+            where = f"environment variable {setting.variable}"
+            values[setting.name] = _parsed(setting.name, env[setting.variable], where)
     for name, value in (flags or {}).items():
         if value is not None:
             values[name] = _parsed(name, value, f"flag --{name.replace('_', '-')}")
@@ -149,7 +143,7 @@ def _parsed(name: str, value: Any, source: str) -> Any:
 def _build(values: dict[str, Any], labels: Mapping[str, str], env: Mapping[str, str]) -> AgentConfig:
     expose = values.pop("expose", False)
     bounds = {name: values.pop(name) for name in _BOUND_NAMES if name in values}
-    for name, place in (("state_dir", _state_home(env)), ("cache_dir", _cache_home(env))):
+    for name, place in (("state_dir", _state_home(env)), ("models_dir", _cache_home(env) / "models")):
         values[name] = Path(values[name]).expanduser() if name in values else place
     config = AgentConfig(**values, labels=labels, bounds=PolicyBounds(**bounds))
     if not expose and not is_loopback(config.host):

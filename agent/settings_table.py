@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
+ENV_PREFIX = "MIDSTREAM_"
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -23,6 +24,12 @@ class Setting:
     name: str
     parse: Callable[[Any], Any]
     help: str
+    env: str = ""
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return self.env or ENV_PREFIX + self.name.upper()
 
 
 def _text(value: Any) -> str:
@@ -99,7 +106,7 @@ def parse_address(value: Any) -> tuple[str, int]:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("state_dir", _text, "folder for identity, policy and what was learnt"),
-    Setting("cache_dir", _text, "folder for models; they can be fetched again"),
+    Setting("models_dir", _text, "folder of the model store", env="MIDSTREAM_MODELS"),
     Setting("device_id", _text, "name in the fleet, [a-z0-9-]{1,32}; made once when absent"),
     Setting("host", _text, "address the local API listens on"),
     Setting("port", _whole(0, 65535), "port the local API listens on; 0 takes a free one"),
@@ -110,7 +117,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("mdns", _flag, "look for the coordinator on the local network"),
     Setting("mdns_interfaces", _names, "addresses of the interfaces that mDNS uses; all when absent"),
     Setting("data_proxy", parse_address, "send the data plane to this host:port instead (shapers, tests)"),
-    Setting("models", _names, "tensor models to serve"),
+    Setting("tensor_models", _names, "tensor models to serve"),
     Setting("tensor_engine", _choice("onnx", "tflite"), "runtime for tensor models"),
     Setting("tensor_threads", _whole(0, 256), "threads for one tensor inference; 0: decided from the cores"),
     Setting("text_model", _text, "text model to serve"),

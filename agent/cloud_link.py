@@ -1,0 +1,143 @@
+"""The one data link to the coordinator that both ways hold, whichever address it leads to at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import BinaryIO, Protocol
+
+from links.port import FrameStream, Link, RejectedStatus, Reply
+from protocol.errors import LinkClosed, LinkError, LinkTimeout
+
+# One slow answer says little; several in a row say that nobody is there.
+TIMEOUTS_BEFORE_TROUBLE = 3
+
+
+class FileLink(Link, Protocol):
+    """A Link that can also download into a file, resuming."""
+
+    async def fetch_to(
+        self,
+        path: str,
+        file: BinaryIO,
+        offset: int = 0,
+        progress: Callable[[int, int | None], None] | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> object: ...
+
+
+class CloudLink:
+    """A Link named `cloud` over a replaceable one.
+
+    `available` is what discovery last proved, until an exchange shows otherwise; then `on_trouble` is called once, so
+    that the coordinator is searched for again.
+    """
+
+    def __init__(self, on_trouble: Callable[[LinkError], None]) -> None:
+        self._on_trouble = on_trouble
+        self._link: FileLink | None = None
+        self._timeouts = 0
+        self.available = False
+
+    @property
+    def name(self) -> str:
+        return "cloud"
+
+    async def point_to(self, link: FileLink) -> None:
+        """Use `link` from now on and close the one before; what ran over that ends with LinkClosed."""
+        old, self._link = self._link, link
+        self.mark_available()
+        if old is not None:
+            await old.close()
+
+    def mark_available(self) -> None:
+        """The coordinator was just reached and identified."""
+        self.available = True
+        self._timeouts = 0
+
+    async def exchange(
+        self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float, method: str = "POST"
+    ) -> Reply:
+        try:
+            reply = await self._current().exchange(path, headers, body, deadline_s, method)
+        except LinkError as err:
+            self._note(err)
+            raise
+        self._timeouts = 0
+        return reply
+
+    async def lines(
+        self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float
+    ) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._current().lines(path, headers, body, deadline_s):
+                yield chunk
+        except LinkError as err:
+            self._note(err)
+            raise
+
+    async def open(self, path: str) -> FrameStream:
+        try:
+            return _Watched(await self._current().open(path), self._note)
+        except LinkError as err:
+            self._note(err)
+            raise
+
+    async def fetch_to(
+        self,
+        path: str,
+        file: BinaryIO,
+        offset: int = 0,
+        progress: Callable[[int, int | None], None] | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> object:
+        """Download `path` into `file` from `offset` on."""
+        return await self._current().fetch_to(path, file, offset, progress, max_bytes=max_bytes)
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        self.available = False
+        if link is not None:
+            await link.close()
+
+    def _current(self) -> FileLink:
+        if self._link is None:
+            raise LinkClosed("no coordinator is connected", next_step="the device answers alone until one is found")
+        return self._link
+
+    def _note(self, error: LinkError) -> None:
+        if isinstance(error, RejectedStatus):
+            return  # an answer, after all
+        if isinstance(error, LinkTimeout):
+            self._timeouts += 1
+            if self._timeouts < TIMEOUTS_BEFORE_TROUBLE:
+                return
+        if self.available:
+            self.available = False
+            self._on_trouble(error)
+
+
+class _Watched:
+    """A FrameStream that reports how it broke."""
+
+    def __init__(self, stream: FrameStream, note: Callable[[LinkError], None]) -> None:
+        self._stream = stream
+        self._note = note
+
+    async def send(self, frame: bytes) -> None:
+        try:
+            await self._stream.send(frame)
+        except LinkError as err:
+            self._note(err)
+            raise
+
+    async def receive(self) -> bytes | None:
+        try:
+            return await self._stream.receive()
+        except LinkError as err:
+            self._note(err)
+            raise
+
+    async def close(self) -> None:
+        await self._stream.close()
