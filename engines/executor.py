@@ -1,0 +1,354 @@
+"""Worker threads behind a bounded queue. Only device compute belongs here.
+
+Who asks decides what happens when the queue is full: the event loop is refused (`run` raises Full and the planner goes
+elsewhere); a foreign thread, such as the reader of one link, may run the work itself and meanwhile reads nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from attrs import define, field, frozen
+
+from engines.admission import MAX_WAITING, Admission, Decision, Load, WhenFull
+from protocol.clock import Clock
+from protocol.errors import EngineError, Full
+from protocol.events import Emit, QueueSampled, ignore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+OnDone = Callable[[Any, BaseException | None], None]
+"""Called with (result, None) or (None, error) in the thread that ran the work; must be quick and not raise."""
+
+_log = logging.getLogger("midstream.engines.executor")
+
+
+@frozen
+class ExecutorMetrics:
+    """A snapshot. service_s: one run on a core of its own, None before the first; wait_s: what a newcomer would wait."""
+
+    waiting: int
+    running: int
+    capacity: int
+    service_s: float | None
+    wait_s: float
+    peak_waiting: int
+
+
+@define(eq=False)
+class Ticket:
+    """One piece of work. `wait_s` and `run_s` are known once it is done."""
+
+    fn: Callable[[], Any] = field(repr=False)
+    on_done: OnDone = field(repr=False)
+    arrived_s: float
+    state: Literal["waiting", "running", "done", "cancelled"] = "waiting"
+    running_at_start: int = 0
+    wait_s: float = 0.0
+    run_s: float = 0.0
+
+
+class BoundedExecutor:
+    """A queue whose length follows the measured service time; see engines.admission.
+
+    Args:
+        name: names the threads and the events.
+        workers: threads; they start with the first work and end with close().
+        wait_target_s: longest wait in the queue that work is let in for.
+        threads_per_run: cores that one run keeps busy.
+        bounded: False lets everything wait; only to measure what the bound is worth.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        workers: int,
+        wait_target_s: float = 0.1,
+        clock: Clock = time.monotonic,
+        emit: Emit = ignore,
+        *,
+        threads_per_run: int = 1,
+        cores: int | None = None,
+        max_waiting: int = MAX_WAITING,
+        bounded: bool = True,
+    ) -> None:
+        parallel = max(1.0, (cores or _usable_cores()) / max(1, threads_per_run))
+        self._name = name
+        self._workers = workers
+        self._clock = clock
+        self._emit = emit
+        self._admission = Admission(
+            workers, wait_target_s, parallel=parallel, max_waiting=max_waiting, bounded=bounded
+        )
+        self._changed = threading.Condition()
+        self._queue: deque[Ticket] = deque()
+        self._threads: list[threading.Thread] = []
+        self._running_here = 0
+        self._running_callers = 0
+        self._peak_waiting = 0
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def workers(self) -> int:
+        return self._workers
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Runs under way, those in callers' own threads included."""
+        return self._running_here + self._running_callers
+
+    @property
+    def capacity(self) -> int:
+        """How many may wait now."""
+        return self._admission.capacity
+
+    @property
+    def service_s(self) -> float | None:
+        """Measured seconds of one run on a core of its own."""
+        return self._admission.service_s
+
+    def wait_s(self) -> float:
+        """Seconds that work which came now would wait before it runs."""
+        return self._admission.wait_s(self._load())
+
+    def metrics(self) -> ExecutorMetrics:
+        """All live figures at one moment."""
+        with self._changed:
+            return ExecutorMetrics(
+                waiting=self.waiting,
+                running=self.running,
+                capacity=self.capacity,
+                service_s=self.service_s,
+                wait_s=self.wait_s(),
+                peak_waiting=self._peak_waiting,
+            )
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn` on a worker and await it; from the event loop. Raises Full at once when there is no room.
+
+        Cancelling takes waiting work out of the queue: it never runs. Running work ends by itself, unheard.
+        """
+        result, _ = await self.run_timed(fn, *args, **kwargs)
+        return result
+
+    async def run_timed(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, Ticket]:
+        """As `run`, with the ticket that knows how long the work waited and ran."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def tell(result: T, error: BaseException | None) -> None:
+            try:
+                loop.call_soon_threadsafe(_settle, done, result, error)
+            except RuntimeError:  # the loop was closed while the work ran; nobody listens any more
+                _log.debug("%s: result dropped, the event loop is closed", self._name)
+
+        ticket = Ticket(fn=lambda: fn(*args, **kwargs), on_done=tell, arrived_s=self._clock())
+        self._admit(ticket, "refuse")
+        try:
+            return await done, ticket
+        finally:
+            self.cancel(ticket)
+
+    def call(self, fn: Callable[..., T], *args: Any, when_full: WhenFull = "caller_runs") -> T:
+        """Run `fn` and return its result; from a foreign thread, never from an event loop's (RuntimeError).
+
+        when_full: `caller_runs` runs it in this thread, `refuse` raises Full, `wait` waits for room.
+        """
+        self._must_be_foreign()
+        box: list[tuple[Any, BaseException | None]] = []
+        finished = threading.Event()
+
+        def keep(result: Any, error: BaseException | None) -> None:
+            box.append((result, error))
+            finished.set()
+
+        self.submit(fn, *args, on_done=keep, when_full=when_full)
+        finished.wait()
+        result, error = box[0]
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        on_done: OnDone,
+        when_full: WhenFull = "caller_runs",
+    ) -> Ticket:
+        """Hand in `fn` and be told by `on_done`; from a foreign thread, except with `refuse`, which never blocks."""
+        if when_full != "refuse":
+            self._must_be_foreign()
+        ticket = Ticket(fn=lambda: fn(*args), on_done=on_done, arrived_s=self._clock())
+        self._admit(ticket, when_full)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Take waiting work out of the queue; its on_done is not called. False when it runs, ran or was cancelled."""
+        with self._changed:
+            if ticket.state != "waiting" or ticket not in self._queue:
+                return False
+            self._queue.remove(ticket)
+            ticket.state = "cancelled"
+            self._changed.notify_all()
+        return True
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Refuse new work, drop what waits (its on_done gets an EngineError), join the workers. Idempotent."""
+        with self._changed:
+            self._closed = True
+            dropped = list(self._queue)
+            self._queue.clear()
+            for ticket in dropped:
+                ticket.state = "cancelled"
+            threads = list(self._threads)
+            self._changed.notify_all()
+        for ticket in dropped:
+            self._tell(ticket, None, self._closing())
+        deadline_s = time.monotonic() + timeout_s
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _admit(self, ticket: Ticket, when_full: WhenFull) -> None:
+        with self._changed:
+            decision = self._decide(when_full)
+            while decision.act == "wait":
+                self._changed.wait()
+                decision = self._decide(when_full)
+            if decision.act == "queue":
+                self._enqueue(ticket)
+            elif decision.act == "caller_runs":
+                self._running_callers += 1
+                ticket.state, ticket.running_at_start = "running", self.running
+        if decision.act == "refuse":
+            self._sample("refused")
+            raise Full(f"{self._name}: {decision.reason}", retry_after_s=decision.retry_after_s)
+        self._sample("queued" if decision.act == "queue" else "ran_here", wait_s=self.wait_s())
+        if decision.act == "caller_runs":
+            self._execute(ticket, by_caller=True)
+
+    def _decide(self, when_full: WhenFull) -> Decision:
+        if self._closed:
+            raise self._closing()
+        return self._admission.decide(self._load(), when_full)
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        self._queue.append(ticket)
+        self._peak_waiting = max(self._peak_waiting, len(self._queue))
+        if len(self._threads) < self._workers and self._running_here + len(self._queue) > len(self._threads):
+            thread = threading.Thread(
+                target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                ticket = self._queue.popleft()
+                self._running_here += 1
+                ticket.state, ticket.running_at_start = "running", self.running
+                self._changed.notify_all()
+            self._execute(ticket, by_caller=False)
+            del ticket
+
+    def _execute(self, ticket: Ticket, *, by_caller: bool) -> None:
+        started_s = self._clock()
+        ticket.wait_s = started_s - ticket.arrived_s
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = ticket.fn()
+        except BaseException as err:  # noqa: BLE001 - whoever asked gets it; a worker outlives what it runs
+            error = err
+        ticket.run_s = self._clock() - started_s
+        with self._changed:
+            at_once = (ticket.running_at_start + self.running) / 2
+            self._admission.add(ticket.run_s, at_once)
+            if by_caller:
+                self._running_callers -= 1
+            else:
+                self._running_here -= 1
+            ticket.state = "done"
+            self._changed.notify_all()
+        self._tell(ticket, result, error)
+        self._sample("done", wait_s=ticket.wait_s, service_s=ticket.run_s)
+
+    def _tell(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
+        try:
+            ticket.on_done(result, error)
+        except Exception:
+            # A bug in the callback must not end the worker, nor the reader that ran the work itself.
+            _log.exception("%s: a callback failed", self._name)
+
+    def _load(self) -> Load:
+        return Load(waiting=len(self._queue), running=self._running_here, workers=self._workers)
+
+    def _sample(
+        self,
+        outcome: Literal["queued", "ran_here", "refused", "done"],
+        *,
+        wait_s: float = 0.0,
+        service_s: float = 0.0,
+    ) -> None:
+        self._emit(
+            QueueSampled(
+                at_s=self._clock(),
+                name=self._name,
+                waiting=self.waiting,
+                running=self.running,
+                capacity=self.capacity,
+                outcome=outcome,
+                wait_s=wait_s,
+                service_s=service_s,
+            )
+        )
+
+    def _must_be_foreign(self) -> None:
+        if threading.current_thread() in self._threads:
+            raise RuntimeError(f"{self._name}: work may not hand in more work and wait for it: the queue could lock up")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise RuntimeError(f"{self._name}: the event loop must await run(); a blocking call would stop every request")
+
+    def _closing(self) -> EngineError:
+        return EngineError(f"{self._name} is closed", next_step="send the request to another target")
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if done.done():
+        return
+    if error is not None:
+        # A future cannot carry StopIteration, and an exit request of the work is not one of the event loop.
+        fit = isinstance(error, Exception) and not isinstance(error, StopIteration)
+        done.set_exception(error if fit else RuntimeError(f"the work raised {error!r}"))
+    else:
+        done.set_result(result)
+
+
+def _usable_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
