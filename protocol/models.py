@@ -57,7 +57,8 @@ class CutEntry:
 
     `id` is unique in the bundle (k-th single-tensor cut in topological order: "007"). `tail_s` was measured on the
     server, `error_ratio` on calibration inputs per codec. `crossing` names the tensors with shape and datatype.
-    `wire_bytes` per codec is what one request uploads.
+    `wire_bytes` per codec is what one request uploads, `down_bytes` what the tail sends back. A tail whose only output
+    is large answers UINT8 with the int8 codec: value = (answer - answer_zero) * answer_scale; scale 0 means as is.
     """
 
     id: str
@@ -73,11 +74,19 @@ class CutEntry:
     head_flops: float = 0.0
     tail_s: float = 0.0
     error_ratio: float = 0.0
+    down_bytes: int = 0
+    answer_scale: float = 0.0
+    answer_zero: int = 0
 
 
 @frozen
 class BundleManifest:
-    """All cuts of one prepared model. `digest` is sha256 of the prepared graph, `source_sha256` of the file before."""
+    """All cuts of one prepared model. `digest` is sha256 of the prepared graph, `source_sha256` of the file before.
+
+    `outputs` are the whole model's (name, datatype, shape). `whole_s` is its run on the server, `cloud_s` the same with
+    decoding, pre- and post-processing of an encoded input; `encoded_bytes` and `down_bytes` are that arm's typical sizes.
+    `flops` is the whole model's; `single_cuts` counts all cuts found, of which `cuts` are offered.
+    """
 
     schema: str
     model: str
@@ -92,6 +101,10 @@ class BundleManifest:
     encoded_bytes: int
     down_bytes: int
     cuts: tuple[CutEntry, ...]
+    outputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    cloud_s: float = 0.0
+    flops: float = 0.0
+    single_cuts: int = 0
 
 
 BUNDLE_SCHEMA = "midstream.bundle/1.0"
@@ -100,3 +113,8 @@ BUNDLE_SCHEMA = "midstream.bundle/1.0"
 def tail_name(model: str, digest: str, cut: str, codec: str) -> str:
     """Wire name of a tail as an OIP model of its own: `name-<digest8>__cut_<id>_<codec>`."""
     return f"{model}-{digest[:8]}__cut_{cut}_{codec}"
+
+
+def head_name(model: str, digest: str, cut: str, codec: str) -> str:
+    """Name of a head as a local model of its own: `name-<digest8>__head_<id>_<codec>`."""
+    return f"{model}-{digest[:8]}__head_{cut}_{codec}"
