@@ -10,8 +10,36 @@ from typing import Literal, Protocol
 
 from attrs import field, frozen
 
+from protocol.errors import LinkError
+
 MAX_FRAME_BYTES = 1 << 20
 """Largest frame on a FrameStream; longer ones are refused before they are allocated."""
+
+
+class RejectedStatus(LinkError):
+    """The peer answered with a status over 399 where a stream or a file was asked for.
+
+    Args:
+        status: the HTTP status.
+        body: the first bytes of the answer's body (64 KiB at the most).
+        headers: the answer's headers, names in lower case.
+    """
+
+    code = "upstream_rejected"
+
+    def __init__(
+        self, message: str, *, status: int, body: bytes, headers: Mapping[str, str] | None = None, next_step: str = ""
+    ) -> None:
+        super().__init__(message, next_step=next_step)
+        self.status = status
+        self.body = body
+        self.headers: Mapping[str, str] = headers or {}
+
+
+class ClockNotSet(LinkError):
+    """A certificate is not valid yet, or no longer, at this machine's time: set the clock, then retry."""
+
+    code = "clock"
 
 
 @frozen

@@ -1,0 +1,468 @@
+"""The only aiohttp client: exchanges, event lines, frames over WebSocket, ranged downloads.
+
+Every exchange leaves a TransferSample behind: wire time only, the peer's `server-timing: app;dur=` is taken out and so
+is the time a new connection takes to open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl as ssl_module
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+import aiohttp
+from attrs import define, frozen
+
+from links.frames import WebSocketFrames
+from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply
+from links.tls import tls_error
+from protocol.clock import Clock
+from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
+from protocol.events import Direction, TransferSample
+
+MAX_REPLY_BYTES = 64 << 20
+MAX_ERROR_BODY_BYTES = 64 << 10
+LARGE_REPLY_BYTES = 16 << 10
+"""A reply of this size or more is a sample of the way down."""
+
+_WRITE_BATCH_BYTES = 1 << 20
+
+Sink = Callable[[TransferSample], None]
+Progress = Callable[[int, int | None], None]
+
+
+@frozen
+class Fetched:
+    """A finished download: size of the whole file, and the peer's entity tag if it gave one."""
+
+    size_bytes: int
+    etag: str | None
+
+
+@define(eq=False)
+class _Transfer:
+    """What is known of one exchange while it runs. Times are monotonic seconds."""
+
+    size_bytes: int
+    started_s: float
+    idle_before_s: float
+    phase: str = "waiting for a free connection"
+    sending_s: float | None = None
+    """When the request's first byte left; None while a connection is being made."""
+
+
+def _trace(clock: Clock) -> aiohttp.TraceConfig:
+    """Keeps `phase` and `sending_s` of the _Transfer that the request carries as its trace context."""
+
+    def enter(phase: str) -> Callable[..., Any]:
+        async def note(session: object, context: Any, params: object) -> None:
+            transfer: _Transfer | None = context.trace_request_ctx
+            if transfer is not None:
+                transfer.phase = phase
+
+        return note
+
+    async def sent(session: object, context: Any, params: object) -> None:
+        transfer: _Transfer | None = context.trace_request_ctx
+        if transfer is not None:
+            transfer.phase = "waiting for the answer"
+            transfer.sending_s = clock()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_dns_resolvehost_start.append(enter("looking up the name"))
+    trace.on_dns_resolvehost_end.append(enter("connecting"))
+    trace.on_connection_create_start.append(enter("connecting"))
+    trace.on_connection_create_end.append(enter("sending"))
+    trace.on_request_headers_sent.append(sent)
+    return trace
+
+
+def server_seconds(headers: Mapping[str, str]) -> float:
+    """Seconds the peer says it worked (`server-timing: app;dur=<ms>`), 0 when it does not say or says nonsense."""
+    for metric in headers.get("server-timing", "").split(","):
+        name, *params = [part.strip() for part in metric.split(";")]
+        for param in params:
+            key, _, value = param.partition("=")
+            if name == "app" and key.strip() == "dur":
+                try:
+                    milliseconds = float(value.strip('" '))
+                except ValueError:
+                    return 0.0
+                return milliseconds / 1000 if 0 <= milliseconds < float("inf") else 0.0
+    return 0.0
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+class HttpLink:
+    """A Link over HTTP/1.1 with kept-alive connections.
+
+    Args:
+        name: the peer's name in samples and messages.
+        base_url: `http(s)://host:port` plus an optional path prefix.
+        ssl: context for https (links.tls.client_context); None uses the system's trust for https URLs.
+        sink: takes one TransferSample per exchange; must not block.
+        clock: monotonic seconds (time.monotonic or a fake that follows it).
+        connect_s: longest wait for a connection, TLS included.
+        max_reply_bytes: longer answers raise LinkError before they are held.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base_url: str,
+        *,
+        ssl: ssl_module.SSLContext | None = None,
+        sink: Sink = lambda sample: None,
+        clock: Clock = time.monotonic,
+        connect_s: float = 10.0,
+        connections: int = 16,
+        keep_idle_s: float = 60.0,
+        heartbeat_s: float = 20.0,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{base_url!r} is not an http or https address", next_step="write it as http://host:port")
+        self._name = name
+        self._base_url = base_url.rstrip("/")
+        self._ssl = ssl
+        self._sink = sink
+        self._clock = clock
+        self._connect_s = connect_s
+        self._connections = connections
+        self._keep_idle_s = keep_idle_s
+        self._heartbeat_s = heartbeat_s
+        self._max_reply_bytes = max_reply_bytes
+        self._headers = dict(headers or {})
+        self._session: aiohttp.ClientSession | None = None
+        self._running: dict[int, _Transfer] = {}
+        self._last_end_s: float | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def base_url(self) -> str:
+        return self._base_url
+
+    def under_way(self) -> TransferSample | None:
+        """The oldest transfer that is being sent and has not been answered; `seconds` is its age."""
+        sending = [t for t in self._running.values() if t.sending_s is not None]
+        if not sending:
+            return None
+        oldest = min(sending, key=lambda t: t.sending_s or 0.0)
+        assert oldest.sending_s is not None
+        return self._sample("up", oldest, self._clock() - oldest.sending_s, complete=False)
+
+    async def exchange(
+        self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float, method: str = "POST"
+    ) -> Reply:
+        """One request, one whole answer. Raises LinkTimeout, LinkClosed or LinkError; any status is an answer."""
+        with self._transfer(body) as transfer, self._mapped(transfer, path):
+            async with asyncio.timeout(deadline_s), self._request(method, path, headers, body, transfer) as response:
+                reply_headers = _lower(response.headers)
+                self._answered(transfer, server_seconds(reply_headers))
+                started_s = self._clock()
+                data = await self._read(response, self._max_reply_bytes)
+                if len(data) >= LARGE_REPLY_BYTES:
+                    self._emit("down", transfer, len(data), self._clock() - started_s)
+                return Reply(status=response.status, headers=reply_headers, body=data)
+
+    async def lines(
+        self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float
+    ) -> AsyncIterator[bytes]:
+        """POST, then the answer's body as chunks as they arrive.
+
+        Raises RejectedStatus (with status and body) on a status over 399, LinkTimeout when the first or a next chunk
+        takes longer than `deadline_s`, LinkClosed when the peer vanishes in the middle.
+        """
+        with self._transfer(body) as transfer, self._mapped(transfer, path):
+            # One time-out per wait: the generator may be driven by another task after each yield.
+            async with asyncio.timeout(deadline_s):
+                response = await self._request("POST", path, headers, body, transfer)
+            try:
+                self._answered(transfer, server_seconds(_lower(response.headers)))
+                async with asyncio.timeout(deadline_s):
+                    await self._refuse_status(response, path)
+                while True:
+                    async with asyncio.timeout(deadline_s):
+                        chunk = await response.content.readany()
+                    if not chunk:
+                        break
+                    yield chunk
+            finally:
+                response.close()
+
+    async def open(self, path: str) -> FrameStream:
+        """A WebSocket to `path`. Raises RejectedStatus when the peer refuses it."""
+        with self._transfer(b"") as transfer, self._mapped(transfer, path):
+            transfer.phase = "opening a WebSocket"
+            try:
+                async with asyncio.timeout(self._connect_s):
+                    socket = await self._client().ws_connect(
+                        self._url(path),
+                        autoping=False,
+                        compress=0,
+                        max_msg_size=MAX_FRAME_BYTES + 1,
+                        headers=self._headers,
+                        timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+                        ssl=self._ssl if self._ssl is not None else True,
+                    )
+            except aiohttp.WSServerHandshakeError as err:
+                raise RejectedStatus(
+                    f"{self._name} refused the frame stream {path} with status {err.status}",
+                    status=err.status,
+                    body=b"",
+                ) from err
+        return WebSocketFrames(socket, peer=self._name, heartbeat_s=self._heartbeat_s)
+
+    async def fetch_to(
+        self,
+        path: str,
+        file: BinaryIO,
+        offset: int = 0,
+        progress: Progress | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float = 30.0,
+        max_bytes: int | None = None,
+        etag: str | None = None,
+    ) -> Fetched:
+        """GET `path` (or a whole URL) into `file`, which holds `offset` bytes already; resumes there when the peer can.
+
+        Args:
+            progress: called with (bytes so far, whole size or None).
+            deadline_s: longest wait for the next bytes.
+            max_bytes: longer files raise LinkError.
+            etag: entity tag of the part already there; when it changed the file starts again from nothing.
+        """
+        wanted = dict(headers or {})
+        if offset:
+            wanted["range"] = f"bytes={offset}-"
+            if etag:
+                wanted["if-range"] = etag
+        with self._transfer(b"") as transfer, self._mapped(transfer, path):
+            async with asyncio.timeout(deadline_s) as deadline:
+                async with self._request("GET", path, wanted, b"", transfer) as response:
+                    whole = _content_range_total(response.headers.get("content-range", ""), offset)
+                    if response.status == 416 and whole == offset:
+                        return Fetched(size_bytes=offset, etag=response.headers.get("etag"))
+                    await self._refuse_status(response, path)
+                    if response.status != 206 or whole is None:
+                        offset = 0
+                        whole = response.content_length
+                    if max_bytes is not None and whole is not None and whole > max_bytes:
+                        raise LinkError(f"{path} has {whole} bytes, at most {max_bytes} are taken")
+                    file.seek(offset)
+                    file.truncate()
+                    extend = _Extend(deadline, deadline_s)
+                    size = await self._spool(response, file, offset, whole, max_bytes, progress, extend)
+                    if whole is not None and size != whole:
+                        raise LinkClosed(f"{self._name} ended {path} after {size} of {whole} bytes")
+                    return Fetched(size_bytes=size, etag=response.headers.get("etag"))
+
+    async def close(self) -> None:
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+            # TLS transports need one more turn of the loop to say goodbye.
+            await asyncio.sleep(0)
+
+    async def _spool(
+        self,
+        response: aiohttp.ClientResponse,
+        file: BinaryIO,
+        size: int,
+        whole: int | None,
+        max_bytes: int | None,
+        progress: Progress | None,
+        extend: _Extend,
+    ) -> int:
+        held = bytearray()
+        async for chunk in response.content.iter_any():
+            extend()
+            held += chunk
+            size += len(chunk)
+            if max_bytes is not None and size > max_bytes:
+                raise LinkError(f"the download is longer than the {max_bytes} bytes that are taken")
+            if len(held) >= _WRITE_BATCH_BYTES:
+                await _store(file, bytes(held))
+                held.clear()
+            if progress is not None:
+                progress(size, whole)
+        if held:
+            await _store(file, bytes(held))
+        return size
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise LinkClosed(f"the link to {self._name} has been closed")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=self._keep_idle_s),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=[_trace(self._clock)],
+                skip_auto_headers=("Accept-Encoding", "User-Agent"),
+                max_line_size=8190,
+                max_field_size=16_384,
+            )
+        return self._session
+
+    def _url(self, path: str) -> str:
+        return path if path.startswith(("http://", "https://")) else self._base_url + path
+
+    def _request(self, method: str, path: str, headers: Mapping[str, str], body: bytes, transfer: _Transfer) -> Any:
+        return self._client().request(
+            method,
+            self._url(path),
+            # A file object is written piece by piece, so that a slow uplink never holds up the loop.
+            data=io.BytesIO(body) if body else None,
+            headers={"content-type": "application/octet-stream"} | self._headers | _lower(headers)
+            if body
+            else self._headers | _lower(headers),
+            trace_request_ctx=transfer,
+            allow_redirects=method == "GET",
+            ssl=self._ssl if self._ssl is not None else True,
+        )
+
+    async def _read(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
+        if (response.content_length or 0) > limit:
+            raise LinkError(f"{self._name} answers with {response.content_length} bytes, at most {limit} are taken")
+        data = bytearray()
+        async for chunk in response.content.iter_any():
+            data += chunk
+            if len(data) > limit:
+                raise LinkError(f"{self._name} answers with more than the {limit} bytes that are taken")
+        return bytes(data)
+
+    async def _refuse_status(self, response: aiohttp.ClientResponse, path: str) -> None:
+        if response.status < 400:
+            return
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk[: MAX_ERROR_BODY_BYTES - len(body)]
+            if len(body) >= MAX_ERROR_BODY_BYTES:
+                break
+        raise RejectedStatus(
+            f"{self._name} answered {path} with status {response.status}: {bytes(body[:300]).decode(errors='replace')}",
+            status=response.status,
+            body=bytes(body),
+            headers=_lower(response.headers),
+        )
+
+    @contextmanager
+    def _transfer(self, body: bytes) -> Iterator[_Transfer]:
+        now_s = self._clock()
+        idle_s = 0.0 if self._running or self._last_end_s is None else max(0.0, now_s - self._last_end_s)
+        transfer = _Transfer(size_bytes=len(body), started_s=now_s, idle_before_s=idle_s)
+        self._running[id(transfer)] = transfer
+        try:
+            yield transfer
+        finally:
+            self._running.pop(id(transfer), None)
+            self._last_end_s = self._clock()
+
+    def _answered(self, transfer: _Transfer, server_s: float) -> None:
+        """The answer's first byte is here: the way up has been measured."""
+        if transfer.sending_s is None:
+            return
+        wire_s = max(self._clock() - transfer.sending_s - server_s, 0.0)
+        self._sink(self._sample("up", transfer, wire_s, server_s=server_s))
+        self._running.pop(id(transfer), None)
+
+    def _emit(self, direction: Direction, transfer: _Transfer, size_bytes: int, seconds: float) -> None:
+        self._sink(
+            TransferSample(
+                at_s=self._clock(), link=self._name, direction=direction, size_bytes=size_bytes, seconds=seconds
+            )
+        )
+
+    def _sample(
+        self, direction: Direction, transfer: _Transfer, seconds: float, *, server_s: float = 0.0, complete: bool = True
+    ) -> TransferSample:
+        return TransferSample(
+            at_s=self._clock(),
+            link=self._name,
+            direction=direction,
+            size_bytes=transfer.size_bytes,
+            seconds=seconds,
+            server_s=server_s,
+            idle_before_s=transfer.idle_before_s,
+            complete=complete,
+        )
+
+    def _abandoned(self, transfer: _Transfer) -> None:
+        """The transfer ended without an answer: it took at least this long."""
+        if transfer.sending_s is not None and id(transfer) in self._running:
+            self._sink(self._sample("up", transfer, self._clock() - transfer.sending_s, complete=False))
+
+    @contextmanager
+    def _mapped(self, transfer: _Transfer, path: str) -> Iterator[None]:
+        """Turns everything aiohttp, the OS and OpenSSL raise into LinkErrors that name the phase."""
+        where = f"{self._name} ({self._base_url}{path})"
+        try:
+            yield
+        except TimeoutError as err:
+            self._abandoned(transfer)
+            raise LinkTimeout(
+                f"{where} did not answer in time while {transfer.phase}",
+                next_step="check the network, or allow a longer deadline",
+            ) from err
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError, ssl_module.SSLError) as err:
+            raise tls_error(where, err) from err
+        except aiohttp.ClientConnectorError as err:
+            raise LinkError(
+                f"cannot reach {where} while {transfer.phase}: {err.strerror or err.os_error}",
+                next_step="check that the peer runs and that its address is right",
+            ) from err
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError) as err:
+            self._abandoned(transfer)
+            raise LinkClosed(f"{where} closed the connection while {transfer.phase}") from err
+        except (aiohttp.ClientError, OSError) as err:
+            raise LinkError(f"{where} failed while {transfer.phase}: {err or type(err).__name__}") from err
+
+
+async def _store(file: BinaryIO, data: bytes) -> None:
+    try:
+        await asyncio.to_thread(file.write, data)
+    except OSError as err:
+        raise ConfigError(
+            f"cannot write the download: {err.strerror or err}", next_step="free some space or choose another folder"
+        ) from err
+
+
+@frozen
+class _Extend:
+    """Moves a time-out into the future each time it is called."""
+
+    deadline: asyncio.Timeout
+    seconds: float
+
+    def __call__(self) -> None:
+        self.deadline.reschedule(asyncio.get_running_loop().time() + self.seconds)
+
+
+def _content_range_total(value: str, offset: int) -> int | None:
+    """Whole size from `bytes 5-9/10` or `bytes */10`; None unless it begins at `offset`."""
+    unit, _, rest = value.partition(" ")
+    span, _, total = rest.partition("/")
+    if unit != "bytes" or not total.isdigit():
+        return None
+    first = span.split("-")[0]
+    if span != "*" and (not first.isdigit() or int(first) != offset):
+        return None
+    return int(total)

@@ -1,0 +1,358 @@
+"""The only aiohttp.web user: serves Routes and FrameRoutes over HTTP/1.1 and WebSocket.
+
+A client that leaves (also one that only half-closes) cancels its handler; a streamed body is closed at once, even
+while it waits for its next chunk. Every answer says how long the house worked: `server-timing: app;dur=<ms>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import ssl as ssl_module
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+from attrs import define, frozen
+
+from links.frames import WebSocketFrames
+from links.origin import Refusal, check_origin
+from links.port import MAX_FRAME_BYTES, FrameRoute, Request, Response, Route
+from links.router import Router
+from protocol.errors import ConfigError, Full, LinkClosed, MidstreamError, NotAllowed, RejectedError, TooLarge
+
+log = logging.getLogger("midstream.links.http_server")
+
+OnError = Callable[[Request, MidstreamError], Response]
+"""Shapes an error into the house's answer; must not raise."""
+
+
+class BodyTooSlow(RejectedError):
+    """The body did not arrive in time."""
+
+    http_status = 408
+    code = "request_timeout"
+
+
+@frozen
+class ServerLimits:
+    """What one peer may take. Seconds are waits, not totals, unless they say so."""
+
+    connections: int = 256
+    header_s: float = 15.0
+    body_chunk_s: float = 20.0
+    body_total_s: float = 300.0
+    keep_idle_s: float = 75.0
+    write_s: float = 60.0
+    heartbeat_s: float = 20.0
+
+
+def plain_error(request: Request, error: MidstreamError) -> Response:
+    """`{"error": {"message", "code", "field"}}` with the family's status."""
+    document = {"error": {"message": str(error), "code": error.code, "field": error.field}}
+    headers = {"content-type": "application/json"}
+    if isinstance(error, Full):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return Response(status=error.http_status, headers=headers, body=json.dumps(document).encode())
+
+
+class RunningServer:
+    """A server that accepts connections on `host`:`port` until `close`."""
+
+    def __init__(self, host: str, port: int, server: web.Server, listener: asyncio.Server) -> None:
+        self.host = host
+        self.port = port
+        self._server = server
+        self._listener = listener
+
+    @property
+    def connections(self) -> int:
+        """Open connections now."""
+        return len(self._server.connections)
+
+    async def close(self, grace_s: float = 2.0) -> None:
+        """Stop accepting, let running handlers end within `grace_s` seconds, then cancel them."""
+        self._listener.close()
+        self._server.pre_shutdown()
+        await self._server.shutdown(grace_s)
+        # Transports close in the next turns of the loop; nothing of ours may outlive this call.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def serve(
+    routes: Sequence[Route],
+    frame_routes: Sequence[FrameRoute] = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    ssl: ssl_module.SSLContext | None = None,
+    origin_check: bool = False,
+    on_error: OnError = plain_error,
+    limits: ServerLimits = ServerLimits(),
+) -> RunningServer:
+    """Start a server; port 0 takes a free one.
+
+    Args:
+        origin_check: for loopback APIs: refuse with 403 requests whose Host is not a loopback name with our port
+            (DNS rebinding) or whose Origin is not a loopback page.
+        on_error: turns a MidstreamError that escapes a handler into an answer.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    front = _Front(Router(routes, frame_routes), on_error, limits, origin_check)
+    server = _Server(front, limits)
+    loop = asyncio.get_running_loop()
+    try:
+        listener = await loop.create_server(server, host, port, ssl=ssl, backlog=128)
+    except OSError as err:
+        raise _cannot_listen(host, port, err) from err
+    front.port = listener.sockets[0].getsockname()[1]
+    return RunningServer(host, front.port, server, listener)
+
+
+def _cannot_listen(host: str, port: int, err: OSError) -> ConfigError:
+    if err.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {port} on {host} is already in use",
+            next_step="stop the other process (perhaps a running midstream) or configure another port",
+            field="port",
+        )
+    return ConfigError(
+        f"cannot listen on {host} port {port}: {err.strerror or err}",
+        next_step="choose an address of this machine and a port that you may use",
+        field="host",
+    )
+
+
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's protocol with what it lacks: a time limit for the first request and JSON for malformed ones."""
+
+    __slots__ = ("_first_request_timer", "_front")
+
+    def __init__(self, manager: _Server, front: _Front, limits: ServerLimits) -> None:
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.keep_idle_s,
+            access_log=None,  # type: ignore[arg-type]
+            lingering_time=1.0,
+            max_line_size=8190,
+            max_field_size=8190,
+            max_headers=100,
+            auto_decompress=False,
+        )
+        self._front = front
+        self._first_request_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        loop = asyncio.get_running_loop()
+        if self._front.too_many(self._manager):
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(_TOO_MANY)
+            self.force_close()
+            return
+        self._first_request_timer = loop.call_later(self._front.limits.header_s, self._no_request)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.request_began()
+        super().connection_lost(exc)
+
+    def request_began(self) -> None:
+        """The first request has been read; from here on the idle time-out guards the connection."""
+        timer, self._first_request_timer = self._first_request_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _no_request(self) -> None:
+        self._first_request_timer = None
+        self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        self.request_began()
+        error = RejectedError("the request is not HTTP that this server understands")
+        answer = self._front.on_error(Request(method="", path="", headers={}), error)
+        assert isinstance(answer.body, bytes)
+        response = web.Response(status=status, body=answer.body, headers=dict(answer.headers))
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    """Makes one _Connection per accepted socket."""
+
+    def __init__(self, front: _Front, limits: ServerLimits) -> None:
+        super().__init__(front.handle, handler_cancellation=True)
+        self._front = front
+        self._limits = limits
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, self._front, self._limits)
+
+
+@define(eq=False)
+class _Front:
+    """From aiohttp's request to ours and back."""
+
+    router: Router
+    on_error: OnError
+    limits: ServerLimits
+    origin_check: bool
+    port: int = 0
+
+    def too_many(self, server: Any) -> bool:
+        return len(server.connections) > self.limits.connections
+
+    async def handle(self, raw: web.BaseRequest) -> web.StreamResponse:
+        """The handler of every request; only aiohttp's own errors and cancellation leave it."""
+        connection = raw.protocol
+        assert isinstance(connection, _Connection)
+        connection.request_began()
+        request = Request(
+            method=raw.method,
+            path=raw.rel_url.raw_path,
+            headers={name.lower(): value for name, value in raw.headers.items()},
+            query=dict(raw.rel_url.query),
+            peer=_peer(raw),
+        )
+        began_s = time.monotonic()
+        try:
+            self._check_origin(request)
+            upgrade = request.headers.get("upgrade", "").lower() == "websocket"
+            matched = self.router.find(request.method, request.path, upgrade)
+            if isinstance(matched.route, FrameRoute):
+                return await self._frames(raw, _with(request, matched.params, b""), matched.route)
+            body = await self._body(raw, matched.route.max_body_bytes)
+            request = _with(request, matched.params, body)
+            # The body's journey is wire time; the work begins here.
+            began_s = time.monotonic()
+            answer = await matched.route.handle(request)
+        except MidstreamError as err:
+            answer = self.on_error(request, err)
+        except Exception:
+            log.exception("handler of %s %s failed", request.method, request.path)
+            answer = self.on_error(request, MidstreamError("internal error", next_step="see the log of this process"))
+        return await self._answer(raw, answer, time.monotonic() - began_s)
+
+    def _check_origin(self, request: Request) -> None:
+        if self.origin_check:
+            refused = check_origin(request.headers, self.port)
+            if refused is not None:
+                raise _refused(refused)
+
+    async def _body(self, raw: web.BaseRequest, limit: int) -> bytes:
+        if (raw.content_length or 0) > limit:
+            raise TooLarge(f"the body has {raw.content_length} bytes, at most {limit} are taken here")
+        if raw.headers.get("expect", "").lower() == "100-continue":
+            await raw.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_total_s):
+                while True:
+                    async with asyncio.timeout(self.limits.body_chunk_s):
+                        chunk = await raw.content.readany()
+                    if not chunk:
+                        return bytes(data)
+                    data += chunk
+                    if len(data) > limit:
+                        raise TooLarge(f"the body has more than the {limit} bytes that are taken here")
+        except TimeoutError as err:
+            raise BodyTooSlow("the body did not arrive in time", next_step="send it in smaller parts") from err
+
+    async def _answer(self, raw: web.BaseRequest, answer: Response, seconds: float) -> web.StreamResponse:
+        headers = dict(answer.headers)
+        headers["server-timing"] = f"app;dur={seconds * 1000:.3f}"
+        if isinstance(answer.body, bytes):
+            whole = web.Response(status=answer.status, headers=headers, body=answer.body)
+            if answer.status in (408, 413):
+                whole.force_close()
+            return whole
+        return await self._stream(raw, answer.status, headers, answer.body)
+
+    async def _stream(
+        self, raw: web.BaseRequest, status: int, headers: Mapping[str, str], body: AsyncIterator[bytes]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers=headers)
+        try:
+            await response.prepare(raw)
+            if raw.method != "HEAD":
+                async for chunk in body:
+                    async with asyncio.timeout(self.limits.write_s):
+                        await response.write(chunk)
+            await response.write_eof()
+        except (ConnectionError, TimeoutError):
+            # The client left or stopped reading: there is nobody to tell.
+            _abort(raw)
+        except Exception:
+            log.exception("stream of %s %s failed", raw.method, raw.path)
+            _abort(raw)
+        finally:
+            close = getattr(body, "aclose", None)
+            if close is not None:
+                await close()
+        return response
+
+    async def _frames(self, raw: web.BaseRequest, request: Request, route: FrameRoute) -> web.StreamResponse:
+        socket = web.WebSocketResponse(
+            timeout=2.0, autoping=False, max_msg_size=MAX_FRAME_BYTES + 1, compress=False, heartbeat=None
+        )
+        await socket.prepare(raw)
+        stream = WebSocketFrames(socket, peer=request.peer or "the client", heartbeat_s=self.limits.heartbeat_s)
+        try:
+            await route.handle(request, stream)
+        except LinkClosed as err:
+            log.debug("frame stream %s ended: %s", request.path, err)
+        except MidstreamError as err:
+            log.info("frame stream %s refused: %s", request.path, err)
+        except Exception:
+            log.exception("frame stream %s failed", request.path)
+        finally:
+            await stream.close()
+        return socket
+
+
+def _with(request: Request, params: Mapping[str, str], body: bytes) -> Request:
+    return Request(
+        method=request.method,
+        path=request.path,
+        headers=request.headers,
+        params=params,
+        query=request.query,
+        body=body,
+        peer=request.peer,
+    )
+
+
+def _refused(refusal: Refusal) -> NotAllowed:
+    return NotAllowed(refusal.message, next_step=refusal.next_step, field=refusal.header)
+
+
+def _abort(raw: web.BaseRequest) -> None:
+    transport = raw.transport
+    if transport is not None:
+        transport.abort()
+
+
+def _peer(raw: web.BaseRequest) -> str | None:
+    """Common name of the verified client certificate."""
+    transport = raw.transport
+    certificate = transport.get_extra_info("peercert") if transport is not None else None
+    for rdn in (certificate or {}).get("subject", ()):
+        for key, value in rdn:
+            if key == "commonName":
+                return str(value)
+    return None

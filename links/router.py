@@ -1,0 +1,69 @@
+"""Finds the Route of a method and path; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
+
+from attrs import frozen
+
+from links.port import FrameRoute, Route
+from protocol.errors import NotFound, RejectedError
+
+
+class RouteNotFound(NotFound):
+    """No route has this path."""
+
+    code = "not_found"
+
+
+class MethodNotAllowed(RejectedError):
+    """The path exists, the method does not."""
+
+    http_status = 405
+    code = "method_not_allowed"
+
+
+@frozen
+class Matched:
+    """A route and what its path's `{name}` segments hold (percent-decoded)."""
+
+    route: Route | FrameRoute
+    params: Mapping[str, str]
+
+
+class Router:
+    """Exact method and path; `{name}` matches one segment. HEAD is answered by the GET route."""
+
+    def __init__(self, routes: Sequence[Route], frame_routes: Sequence[FrameRoute] = ()) -> None:
+        self._routes = [(_pattern(route.path), route.method.upper(), route) for route in routes]
+        self._frames = [(_pattern(route.path), route) for route in frame_routes]
+
+    def find(self, method: str, path: str, upgrade: bool) -> Matched:
+        """The first route that fits; frame routes need `upgrade`. Raises RouteNotFound or MethodNotAllowed."""
+        allowed = set()
+        for pattern, route_method, route in self._routes:
+            found = pattern.fullmatch(path)
+            if found is not None and not upgrade:
+                if route_method == method or (method == "HEAD" and route_method == "GET"):
+                    return Matched(route, _params(found))
+                allowed.add(route_method)
+        for pattern, frame_route in self._frames:
+            found = pattern.fullmatch(path)
+            if found is not None:
+                if upgrade:
+                    return Matched(frame_route, _params(found))
+                allowed.add("a WebSocket upgrade")
+        if allowed:
+            raise MethodNotAllowed(f"{path} does not take {method}", next_step=f"use {' or '.join(sorted(allowed))}")
+        raise RouteNotFound(f"there is nothing at {path[:200]}")
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    pieces = re.split(r"\{(\w+)\}", path)
+    return re.compile("".join(f"(?P<{p}>[^/]+)" if i % 2 else re.escape(p) for i, p in enumerate(pieces)))
+
+
+def _params(found: re.Match[str]) -> dict[str, str]:
+    return {name: unquote(value) for name, value in found.groupdict().items()}
