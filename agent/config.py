@@ -160,6 +160,11 @@ _BOUND_NAMES = (
 )  # fmt: skip
 
 
+def colours_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """False when the user asked programs for plain output (NO_COLOR)."""
+    return not (os.environ if environ is None else environ).get("NO_COLOR")
+
+
 def is_loopback(host: str) -> bool:
     """True for addresses that only this machine can reach."""
     if host == "localhost":

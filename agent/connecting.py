@@ -1,0 +1,238 @@
+"""The connected track: search for the coordinator, point both planes at it, search again when something breaks.
+
+Everything here is an improvement of service, never a condition of it: the device answers alone all the while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+from agent.discovery import Candidate, Check, Source, locate
+from agent.health import Health
+from agent.identity import Enrolment
+from agent.last_good import LastGood
+from links.port import ClockNotSet, ControlState
+from protocol.clock import Clock
+from protocol.documents import CoordinatorState
+from protocol.errors import LinkError
+
+log = logging.getLogger("midstream.agent.connecting")
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+# A connection that lived this long counts as good and ends the backing off.
+GOOD_AFTER_S = 30.0
+# The channel reconnects by itself; only after this long may the coordinator have moved.
+DOWN_BEFORE_SEARCH_S = 10.0
+
+
+class Session(Protocol):
+    """A control session (agent.control.Control)."""
+
+    state: ControlState
+
+    async def start(self) -> None: ...
+    async def stop(self, goodbye: str = "offline") -> None: ...
+
+
+class DataPlane(Protocol):
+    """The data link as this track sees it."""
+
+    available: bool
+
+    def mark_available(self) -> None: ...
+
+
+@frozen(kw_only=True)
+class ConnectorPorts:
+    """What the track acts through.
+
+    check: proves that a candidate is our coordinator. open_session: a control session to a broker, not yet started.
+    point_data: leads the data link to an address. step: moves the connected track. fixed_broker: a broker that does
+    not live with the coordinator.
+    """
+
+    check: Check
+    sources: Sequence[Source]
+    open_session: Callable[[str, int], Session]
+    point_data: Callable[[Candidate], Awaitable[None]]
+    data: DataPlane
+    step: Callable[[str], None]
+    health: Health
+    clock: Clock
+    last_good: LastGood
+    static: Candidate | None = None
+    fixed_broker: tuple[str, int] | None = None
+
+
+class Connector:
+    """Runs the track; `run` ends only by cancellation."""
+
+    def __init__(self, enrolment: Enrolment, ports: ConnectorPorts) -> None:
+        self._enrolment = enrolment
+        self._ports = ports
+        self._wake = asyncio.Event()
+        self._session: Session | None = None
+        self._broker: tuple[str, int] | None = None
+        self._told: tuple[Candidate, ...] = ()
+        self._deaf = False
+        self._tries = 0
+        self._good_since_s: float | None = None
+        self.found: Candidate | None = None
+
+    @property
+    def session(self) -> Session | None:
+        """The control session in use."""
+        return self._session
+
+    @property
+    def broker(self) -> tuple[str, int] | None:
+        """Host and port of the broker in use."""
+        return self._broker
+
+    async def run(self) -> None:
+        """Keep the device connected for as long as the task lives."""
+        try:
+            if self._ports.fixed_broker is not None:
+                await self._use_broker(*self._ports.fixed_broker)
+            while True:
+                self._wake.clear()
+                await self._search()
+                await self._until_trouble()
+        finally:
+            await self._end_session("offline")
+
+    def kick(self, reason: str) -> None:
+        """Search again now."""
+        log.debug("searching again: %s", reason)
+        self._wake.set()
+
+    def on_trouble(self, error: LinkError) -> None:
+        """The data link broke."""
+        self.kick(error.message)
+
+    def on_deaf(self) -> None:
+        """The control session takes and gives nothing back."""
+        self._deaf = True
+        self.kick("the control session is deaf")
+
+    def on_state(self, state: ControlState) -> None:
+        """The control session changed."""
+        now_s = self._ports.clock()
+        if state == "up":
+            self._good_since_s = now_s
+            self._ports.health.clear("control")
+        else:
+            self._settle(now_s)
+            self._warn_control(state)
+        self._ports.step({"clock": "clock_wrong"}.get(state, state))
+        self._wake.set()
+
+    def on_coordinator(self, state: CoordinatorState) -> None:
+        """The broker told where the coordinator is: candidates, no more."""
+        self._told = tuple(
+            Candidate(address, state.port, "broker", state.broker_port) for address in state.addresses[:8]
+        )
+        here = self.found
+        if not self._ports.data.available or (
+            here and all((c.host, c.port) != (here.host, here.port) for c in self._told)
+        ):
+            self._wake.set()
+
+    async def _search(self) -> None:
+        if self._session is None or self._session.state != "up":
+            self._ports.step("search")
+        try:
+            found = await locate(self._known(), self._ports.sources, self._ports.check)
+        except ClockNotSet as err:
+            self._ports.step("clock_wrong")
+            self._ports.health.warn("clock", err.message, err.next_step)
+        except LinkError as err:
+            self._ports.step("nothing_found")
+            self._ports.health.warn("coordinator", err.message, err.next_step)
+        else:
+            self._ports.health.clear("clock")
+            self._ports.health.clear("coordinator")
+            await self._use(found)
+
+    def _known(self) -> list[Candidate]:
+        known = list(self._told)
+        if self._ports.static is not None:
+            known.append(self._ports.static)
+        remembered = self._ports.last_good.read()
+        if remembered is not None:
+            known.append(remembered)
+        known.append(Candidate(self._enrolment.coordinator_host, self._enrolment.coordinator_port, "last_good"))
+        return known
+
+    async def _use(self, found: Candidate) -> None:
+        moved = self.found is None or (self.found.host, self.found.port) != (found.host, found.port)
+        if moved:
+            log.info("coordinator at %s:%d (%s)", found.host, found.port, found.origin)
+            await self._ports.point_data(found)
+            self._ports.last_good.write(found)
+        else:
+            self._ports.data.mark_available()
+        self.found = found
+        host, port = self._ports.fixed_broker or (
+            self._enrolment.broker_host or found.host,
+            found.broker_port or self._enrolment.broker_port,
+        )
+        await self._use_broker(host, port)
+
+    async def _use_broker(self, host: str, port: int) -> None:
+        if self._session is not None and self._broker == (host, port) and not self._deaf:
+            return
+        await self._end_session("offline")
+        self._deaf = False
+        self._broker = (host, port)
+        self._ports.step("found")
+        self._session = self._ports.open_session(host, port)
+        await self._session.start()
+
+    async def _end_session(self, goodbye: str) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.stop(goodbye)
+
+    async def _until_trouble(self) -> None:
+        """Return when a search makes sense: at once for fresh trouble, after a pause while it lasts."""
+        if self._well():
+            self._tries = 0
+            await self._wake.wait()
+            if self._well():
+                return
+            await asyncio.sleep(random.uniform(0.0, FIRST_PAUSE_S))
+            return
+        pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._tries)
+        self._tries = min(self._tries + 1, 10)
+        try:
+            async with asyncio.timeout(pause_s if self.found is None else max(pause_s, FIRST_PAUSE_S)):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _well(self) -> bool:
+        return self._session is not None and self._session.state == "up" and self._ports.data.available
+
+    def _settle(self, now_s: float) -> None:
+        if self._good_since_s is not None and now_s - self._good_since_s >= GOOD_AFTER_S:
+            self._tries = 0
+        self._good_since_s = None
+
+    def _warn_control(self, state: ControlState) -> None:
+        text, step = {
+            "refused": ("the broker refuses this device", "check that it is still enrolled, or join again"),
+            "duplicate": (
+                "another device uses this device's identity",
+                "give each device its own state folder; restart this one when that is done",
+            ),
+            "clock": ("the clock is not set, so the coordinator cannot be verified", "it is tried again when it is"),
+        }.get(state, ("the control connection is down", "it reconnects by itself; requests are answered here"))
+        self._ports.health.warn("control", text, step)
