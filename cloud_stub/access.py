@@ -1,0 +1,113 @@
+"""Who may call what on the coordinator's one TLS port; every refusal has the shape its API's clients expect.
+
+Open: /healthz. By secret: the join endpoint. By admin key: /midstream/v1/admin. Everything else: a client certificate
+of the fleet, or `Authorization: Bearer <client key>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+
+from links.port import FrameRoute, FrameStream, Request, Response, Route
+from protocol.errors import Full, MidstreamError, NotAllowed
+
+MAX_KEY_CHARS = 256
+
+Check = Callable[[Request], str | None]
+"""Who asks, by name, or None when they may not."""
+
+
+class NotAuthenticated(NotAllowed):
+    """No certificate and no valid key."""
+
+    http_status = 401
+    code = "invalid_api_key"
+
+
+def fleet_member(is_device: Callable[[str], bool], is_client_key: Callable[[str], bool]) -> Check:
+    """Devices by certificate, clients by key."""
+
+    def check(request: Request) -> str | None:
+        if request.peer is not None and is_device(request.peer):
+            return request.peer
+        key = bearer(request)
+        return "client" if key is not None and is_client_key(key) else None
+
+    return check
+
+
+def admin(is_admin_key: Callable[[str], bool]) -> Check:
+    """The operator, by the key in the state folder."""
+
+    def check(request: Request) -> str | None:
+        key = bearer(request)
+        return "admin" if key is not None and is_admin_key(key) else None
+
+    return check
+
+
+def bearer(request: Request) -> str | None:
+    """The key of an Authorization header, bounded."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    key = key.strip()
+    return key if scheme.lower() == "bearer" and 0 < len(key) <= MAX_KEY_CHARS else None
+
+
+def guarded(routes: Sequence[Route], check: Check) -> list[Route]:
+    """The same routes, each behind `check`."""
+    return [_guard(route, check) for route in routes]
+
+
+def guarded_frames(routes: Sequence[FrameRoute], check: Check) -> list[FrameRoute]:
+    """The same WebSocket endpoints; a stranger's stream is closed before the handler sees it."""
+
+    def guard(route: FrameRoute) -> FrameRoute:
+        async def handle(request: Request, stream: FrameStream) -> None:
+            _require(check, request)
+            await route.handle(request, stream)
+
+        return FrameRoute(route.path, handle)
+
+    return [guard(route) for route in routes]
+
+
+def error_response(request: Request, error: MidstreamError) -> Response:
+    """OpenAI's error object for /v1, OIP's error string for /v2, both in one body for our own endpoints."""
+    if request.path.startswith("/v2/"):
+        document: dict[str, object] = {"error": str(error)}
+    else:
+        kind = "invalid_request_error" if error.http_status < 500 else "server_error"
+        document = {
+            "error": {
+                "message": str(error),
+                "type": kind,
+                "code": error.code,
+                "param": error.field,
+                "field": error.field,
+            }
+        }
+    headers = {"content-type": "application/json"}
+    if isinstance(error, Full):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(status=error.http_status, headers=headers, body=json.dumps(document).encode())
+
+
+def _guard(route: Route, check: Check) -> Route:
+    inner: Callable[[Request], Awaitable[Response]] = route.handle
+
+    async def handle(request: Request) -> Response:
+        _require(check, request)
+        return await inner(request)
+
+    return Route(route.method, route.path, handle, route.max_body_bytes)
+
+
+def _require(check: Check, request: Request) -> None:
+    if check(request) is None:
+        raise NotAuthenticated(
+            "this endpoint needs a fleet certificate or a key",
+            next_step="send `Authorization: Bearer <client key>`; the key was printed at the first start",
+        )

@@ -1,0 +1,238 @@
+"""The coordinator's configuration: one TOML file, the environment and flags, parsed once and frozen.
+
+Later sources win: built-in defaults, file, `MIDSTREAM_COORDINATOR_<FIELD>`, flags. Every mistake is a ConfigError that
+names the field and the next step.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from attrs import field, frozen
+
+from protocol.decode import decode_listing
+from protocol.errors import ConfigError, ProtocolError
+
+DEFAULT_PORT = 8791
+DEFAULT_BROKER_PORT = 8883
+EMBEDDED = "embedded"
+ENV_PREFIX = "MIDSTREAM_COORDINATOR_"
+MAX_CONFIG_BYTES = 64 << 10
+
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$"
+)
+_FLEET = re.compile(r"[a-z0-9-]{1,32}$")
+
+
+@frozen
+class BrokerUrl:
+    """A foreign MQTT broker. `tls` is True for mqtts://."""
+
+    host: str
+    port: int
+    tls: bool
+
+
+@frozen(kw_only=True)
+class CoordinatorConfig:
+    """Everything the coordinator may be told; each field has a working default.
+
+    addresses: where devices reach this machine (empty: the addresses of all interfaces). interfaces: addresses on
+    which mDNS speaks (empty: all). broker: `embedded` or mqtts://host:port. models: names served whole (empty: every
+    model in the store). bundles: tensor models to cut (empty: every one with a recipe and fixed input shapes).
+    text_threads: 0 lets the engine choose. join_ttl_s: how long a fresh join string can be used.
+    """
+
+    state_dir: Path
+    models_dir: Path
+    fleet: str = "default"
+    host: str = "0.0.0.0"
+    port: int = DEFAULT_PORT
+    addresses: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
+    mdns: bool = True
+    broker: str = EMBEDDED
+    broker_port: int = DEFAULT_BROKER_PORT
+    broker_ca: Path | None = None
+    models: tuple[str, ...] = ()
+    bundles: tuple[str, ...] = ()
+    cut: bool = True
+    text_engine: Literal["llama_server", "llama_cpp", "none"] = "llama_server"
+    text_threads: int = 0
+    text_slots: int = 2
+    text_context_tokens: int = 2048
+    tensor_threads: int = 0
+    join_ttl_s: float = 86_400.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    source: str = field(default="defaults", eq=False)
+
+    @property
+    def broker_url(self) -> BrokerUrl | None:
+        """The foreign broker, or None for the embedded one."""
+        return None if self.broker == EMBEDDED else parse_broker(self.broker)
+
+
+def load_config(flags: Mapping[str, Any], environ: Mapping[str, str]) -> CoordinatorConfig:
+    """Merge defaults, file, environment and `flags` (absent or None: not given). Raises ConfigError."""
+    path = _config_path(flags.get("config"), environ)
+    merged: dict[str, Any] = {"state_dir": str(_state_dir(environ)), "models_dir": str(_models_dir(environ))}
+    if path is not None:
+        merged |= _read_file(path)
+    merged |= _from_environment(environ)
+    merged |= {k: _as_document(v) for k, v in flags.items() if v is not None and k != "config"}
+    merged["source"] = str(path) if path else "defaults"
+    return _check(_decode(merged, merged["source"]))
+
+
+def parse_broker(text: str) -> BrokerUrl:
+    """`mqtts://host[:8883]` or `mqtt://host[:1883]`. Raises ConfigError."""
+    wrong = ConfigError(
+        f"broker is {text[:80]!r}", next_step="use `embedded`, mqtts://HOST:PORT or mqtt://HOST:PORT", field="broker"
+    )
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise wrong from None
+    if url.scheme not in ("mqtt", "mqtts") or not url.hostname or url.path not in ("", "/") or url.query:
+        raise wrong
+    if url.username or url.password:
+        raise ConfigError(
+            "the broker URL carries a password",
+            next_step="name the host and port only; the coordinator identifies itself by its certificate",
+            field="broker",
+        )
+    tls = url.scheme == "mqtts"
+    return BrokerUrl(url.hostname, port or (8883 if tls else 1883), tls)
+
+
+def _config_path(given: Any, environ: Mapping[str, str]) -> Path | None:
+    named = given or environ.get(ENV_PREFIX + "CONFIG")
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            raise ConfigError(f"no configuration file at {path}", next_step="check --config", field="config")
+        return path
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
+    candidates = (home / "midstream" / "coordinator.toml", Path("/etc/midstream/coordinator.toml"))
+    return next((p for p in candidates if p.is_file()), None)
+
+
+def _state_dir(environ: Mapping[str, str]) -> Path:
+    if environ.get("STATE_DIRECTORY"):  # set by systemd; may list several, the first is ours
+        return Path(environ["STATE_DIRECTORY"].split(":")[0]) / "coordinator"
+    home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local" / "state")
+    return home / "midstream" / "coordinator"
+
+
+def _models_dir(environ: Mapping[str, str]) -> Path:
+    if environ.get("MIDSTREAM_MODELS"):
+        return Path(environ["MIDSTREAM_MODELS"])
+    home = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/")) / ".cache")
+    return home / "midstream" / "models"
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except OSError as err:
+        raise ConfigError(f"cannot read {path}: {err.strerror}", next_step="check its owner and mode") from err
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path} has {len(data)} bytes, at most {MAX_CONFIG_BYTES} are read")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+        raise ConfigError(f"{path} is not TOML: {err}", next_step="correct the line it names") from err
+
+
+_LISTS = frozenset({"addresses", "interfaces", "models", "bundles"})
+_INTEGERS = frozenset({"port", "broker_port", "text_threads", "text_slots", "text_context_tokens", "tensor_threads"})
+_FLAGS = frozenset({"mdns", "cut"})
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_KNOWN = frozenset(a.name for a in CoordinatorConfig.__attrs_attrs__) - {"source"}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, text in environ.items():
+        if not key.startswith(ENV_PREFIX) or key == ENV_PREFIX + "CONFIG":
+            continue
+        name = key.removeprefix(ENV_PREFIX).lower()
+        if name not in _KNOWN:
+            raise ConfigError(f"{key} names no field", next_step=f"known: {', '.join(sorted(_KNOWN))}", field=name)
+        found[name] = _from_text(name, text, key)
+    return found
+
+
+def _from_text(name: str, text: str, where: str) -> Any:
+    try:
+        if name in _LISTS:
+            return [part.strip() for part in text.split(",") if part.strip()]
+        if name in _INTEGERS:
+            return int(text)
+        if name == "join_ttl_s":
+            return float(text)
+        return _SWITCH[text.lower()] if name in _FLAGS else text
+    except (ValueError, KeyError) as err:
+        raise ConfigError(f"{where} is {text[:64]!r}", next_step="give a value of the right kind", field=name) from err
+
+
+def _as_document(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _decode(merged: dict[str, Any], where: str) -> CoordinatorConfig:
+    try:
+        config, unknown = decode_listing(CoordinatorConfig, merged, what="the coordinator's configuration")
+    except ProtocolError as err:
+        raise ConfigError(f"{where}: {err.message}", next_step="correct the field", field=err.field) from err
+    if unknown:
+        known = ", ".join(sorted(_KNOWN))
+        raise ConfigError(f"{where}: unknown field {unknown[0]!r}", next_step=f"known: {known}", field=unknown[0])
+    return config
+
+
+def _check(config: CoordinatorConfig) -> CoordinatorConfig:
+    if not _FLEET.match(config.fleet):
+        raise ConfigError(f"fleet is {config.fleet[:64]!r}", next_step="use [a-z0-9-], 1 to 32 of them", field="fleet")
+    for name, low, high in (
+        ("port", 0, 65_535), ("broker_port", 0, 65_535), ("text_threads", 0, 1024), ("tensor_threads", 0, 1024),
+        ("text_slots", 1, 64), ("text_context_tokens", 128, 1 << 20), ("join_ttl_s", 60.0, 30 * 86_400.0),
+    ):  # fmt: skip
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name} is {value}", next_step=f"choose from {low} to {high}", field=name)
+    for name in ("addresses", "interfaces"):
+        for text in getattr(config, name):
+            _check_address(name, text, names_allowed=name == "addresses")
+    _check_address("host", config.host, names_allowed=True)
+    if config.broker != EMBEDDED:
+        url = parse_broker(config.broker)
+        if url.tls and config.broker_ca is not None and not config.broker_ca.is_file():
+            raise ConfigError(f"no CA file at {config.broker_ca}", next_step="check broker_ca", field="broker_ca")
+    return config
+
+
+def _check_address(name: str, text: str, *, names_allowed: bool) -> None:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if names_allowed and _HOST_NAME.match(text):
+            return
+        kinds = "an IP address or a host name" if names_allowed else "the IP address of an interface"
+        raise ConfigError(f"{name} has {text[:80]!r}", next_step=f"give {kinds}", field=name) from None
+
+
+def local_environment() -> dict[str, str]:
+    """A copy of the process's environment; read here and nowhere else in this room."""
+    return dict(os.environ)

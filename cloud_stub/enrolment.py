@@ -1,0 +1,87 @@
+"""POST /midstream/v1/join: a one-time secret and a certificate request in, a certificate and trust anchors out.
+
+The device's key never leaves the device. Order matters: cheap checks and the secret come before any cryptography, the
+secret is bound durably before the certificate is given away, so a crash can only lead to a repeat by the same device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from cloud_stub.authority import OWN_NAME, Authority
+from cloud_stub.certificates import check_request
+from cloud_stub.join_secrets import JoinSecrets
+from cloud_stub.registry import DeviceRegistry
+from protocol.clock import WallClock
+from protocol.decode import check_schema
+from protocol.documents import JOIN_SCHEMA, JoinAnswer, JoinRequest
+from protocol.errors import NotAllowed
+from protocol.topics import check_id
+
+
+@frozen
+class BrokerAddress:
+    """Where devices find the broker; host None: at the coordinator's own address."""
+
+    host: str | None
+    port: int
+
+
+class Enrolment:
+    """Judges join requests."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        secrets: JoinSecrets,
+        registry: DeviceRegistry,
+        broker: Callable[[], BrokerAddress],
+        wall: WallClock,
+    ) -> None:
+        self._authority = authority
+        self._secrets = secrets
+        self._registry = registry
+        self._broker = broker
+        self._wall = wall
+
+    def join(self, request: JoinRequest) -> JoinAnswer:
+        """Issue a certificate. Raises ProtocolError (field named), NotAllowed, Full or ConfigError (disk)."""
+        now_s = self._wall().unix_s
+        check_schema(request.schema, JOIN_SCHEMA)
+        device_id = check_id(request.device_id, what="device_id")
+        if device_id == OWN_NAME:
+            raise NotAllowed(f"the id {OWN_NAME!r} is taken", next_step="choose another device_id", field="device_id")
+        record = self._secrets.check(request.secret, device_id, now_s)
+        checked = check_request(request.csr_pem, device_id)
+        self._check_known(device_id, checked.key_sha256)
+        self._secrets.redeem(record, device_id, checked.key_sha256)
+        certificate = self._authority.issue(checked, now_s)
+        self._registry.enrol(device_id, checked.key_sha256, now_s)
+        broker = self._broker()
+        return JoinAnswer(
+            cert_pem=certificate,
+            ca_pem=self._authority.ca_pem,
+            policy_keys=self._authority.policy_keys,
+            fleet=self._authority.fleet,
+            broker_port=broker.port,
+            broker_host=broker.host,
+        )
+
+    def _check_known(self, device_id: str, key_sha256: str) -> None:
+        known = self._registry.device(device_id)
+        if known is None:
+            return
+        if known.revoked:
+            raise NotAllowed(f"device {device_id} was revoked", next_step=_forget(device_id), field="device_id")
+        if known.key_sha256 not in (None, key_sha256):
+            raise NotAllowed(
+                f"device {device_id} has already joined with another key",
+                next_step=f"choose another device_id, or free it: {_forget(device_id)}",
+                field="device_id",
+            )
+
+
+def _forget(device_id: str) -> str:
+    return f"midstream fleet forget {device_id}"
