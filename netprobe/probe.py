@@ -1,0 +1,219 @@
+"""LinkProbe: routes each transfer that happened anyway to a window or a round trip and answers with LinkViews."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any
+
+from attrs import define, evolve, field
+
+from netprobe.change import DEFAULT_RULES, ChangeRules, Jump, jump, says_nothing
+from netprobe.round_trip import SMALL_BYTES, RoundTrip
+from netprobe.view import UNKNOWN_LINK, LinkView
+from netprobe.window import Fit, Pair, Window, fit
+from protocol.clock import Clock
+from protocol.events import Direction, TransferSample
+
+SNAPSHOT_SCHEMA = "midstream.link-probe/1.0"
+MAX_LINKS = 64
+
+UnderWay = Callable[[], TransferSample | None]
+
+
+@define(eq=False)
+class _Way:
+    """One direction of one transport."""
+
+    window: Window = field(factory=Window)
+    jumps: list[Pair] = field(factory=list)
+    kind: Jump = "none"
+    unfinished: TransferSample | None = None
+
+
+class LinkProbe:
+    """Knows every link of this process from its samples alone; sends nothing.
+
+    Not thread-safe: feed it from one event loop.
+
+    Args:
+        clock: monotonic seconds, the same that stamps the samples.
+        rules: change points and pauses.
+    """
+
+    def __init__(self, clock: Clock, rules: ChangeRules = DEFAULT_RULES) -> None:
+        self._clock = clock
+        self._rules = rules
+        self._ways: dict[tuple[str, Direction], _Way] = {}
+        self._round_trips: dict[str, RoundTrip] = {}
+        self._watched: dict[str, UnderWay] = {}
+        self.resets = 0
+        """Change points seen so far, over all links."""
+
+    def add(self, sample: TransferSample) -> None:
+        """Take one sample; nonsense (not finite, negative) is dropped.
+
+        A sample that is not complete says "at least this long": it is shown as under way, and holds the rate down,
+        until the next one of its link and direction ends.
+        """
+        if not isfinite(sample.seconds) or sample.seconds < 0 or sample.size_bytes < 0:
+            return
+        if sample.complete and sample.size_bytes < SMALL_BYTES:
+            if sample.direction == "up":
+                self._take_round_trip(sample)
+            return
+        way = self._way(sample.link, sample.direction)
+        if way is None:
+            return
+        way.unfinished = None if sample.complete else sample
+        if sample.complete and sample.seconds > 0:
+            self._take_pair(way, sample)
+
+    def add_round_trip(self, link: str, seconds: float, at_s: float) -> None:
+        """Take the round trip of one acknowledgement."""
+        if isfinite(seconds) and seconds >= 0 and (link in self._round_trips or len(self._round_trips) < MAX_LINKS):
+            self._round_trips[link] = self._round_trips.get(link, RoundTrip()).with_sample(seconds, at_s)
+
+    def watch(self, link: str, under_way: UnderWay) -> None:
+        """Ask `under_way` for the transfer that runs now whenever a view of `link` is made."""
+        self._watched[link] = under_way
+
+    def under_way(self, link: str, direction: Direction) -> TransferSample | None:
+        """The transfer that has not ended yet, or the last one that was given up."""
+        watched = self._watched.get(link)
+        running = watched() if watched is not None else None
+        if running is not None and running.direction == direction and running.size_bytes >= SMALL_BYTES:
+            return running
+        way = self._ways.get((link, direction))
+        return way.unfinished if way is not None else None
+
+    def view(self, link: str, direction: Direction = "up", now_s: float | None = None) -> LinkView:
+        """What is known of `link` at `now_s` (default: now).
+
+        A transfer under way that takes longer than predicted lowers the rate at once: its bytes have taken at least
+        that long.
+        """
+        now_s = self._clock() if now_s is None else now_s
+        rtt_s = self._round_trips.get(link, RoundTrip()).rtt_s
+        running = self.under_way(link, direction)
+        way = self._ways.get((link, direction))
+        pairs = way.window.pairs if way is not None else ()
+        if not pairs:
+            return evolve(UNKNOWN_LINK, rtt_s=rtt_s, under_way=running)
+        line = _held_down(fit(pairs, rtt_s), running)
+        return LinkView(
+            floor_s=line.floor_s,
+            bytes_per_s=line.bytes_per_s,
+            rtt_s=rtt_s,
+            samples=line.samples,
+            age_s=max(0.0, now_s - pairs[-1].at_s),
+            under_way=running,
+        )
+
+    def views(self, direction: Direction = "up", now_s: float | None = None) -> Mapping[str, LinkView]:
+        """The view of every known link in one direction."""
+        names = {link for link, way in self._ways if way == direction} | set(self._round_trips)
+        return {name: self.view(name, direction, now_s) for name in sorted(names)}
+
+    def reset(self, link: str) -> None:
+        """Forget `link`: its interface changed, or it leads somewhere else now."""
+        for key in [key for key in self._ways if key[0] == link]:
+            del self._ways[key]
+        self._round_trips.pop(link, None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is known, as plain values for a state file. Ages are kept, not clock readings."""
+        now_s = self._clock()
+        return {
+            "schema": SNAPSHOT_SCHEMA,
+            "ways": [
+                {
+                    "link": link,
+                    "direction": direction,
+                    "pairs": [[pair.size_bytes, pair.seconds, now_s - pair.at_s] for pair in way.window.pairs],
+                }
+                for (link, direction), way in self._ways.items()
+            ],
+            "round_trips": {link: trip.smoothed_s for link, trip in self._round_trips.items() if trip.samples},
+        }
+
+    def restore(self, snapshot: Mapping[str, Any], away_s: float = 0.0) -> bool:
+        """Take over a snapshot that is `away_s` seconds old; False (and nothing taken) when it does not fit."""
+        now_s = self._clock() - max(0.0, away_s)
+        try:
+            if snapshot["schema"] != SNAPSHOT_SCHEMA:
+                return False
+            ways = {
+                (str(entry["link"]), _direction(entry["direction"])): _Way(
+                    Window(pairs=[_pair(values, now_s) for values in entry["pairs"]])
+                )
+                for entry in snapshot["ways"][:MAX_LINKS]
+            }
+            trips = {
+                str(link): RoundTrip().with_sample(_positive(seconds), now_s)
+                for link, seconds in list(snapshot["round_trips"].items())[:MAX_LINKS]
+            }
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return False
+        self._ways, self._round_trips = ways, trips
+        return True
+
+    def _take_round_trip(self, sample: TransferSample) -> None:
+        if sample.idle_before_s <= self._rules.idle_s or sample.link not in self._round_trips:
+            self.add_round_trip(sample.link, sample.seconds, sample.at_s)
+
+    def _take_pair(self, way: _Way, sample: TransferSample) -> None:
+        pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
+        pairs = way.window.pairs
+        line = fit(pairs, self._round_trips.get(sample.link, RoundTrip()).rtt_s)
+        if says_nothing(pairs, line, pair, sample.idle_before_s, self._rules):
+            return
+        kind = jump(pairs, line, pair, self._rules)
+        if kind == "none" or kind != way.kind:
+            way.jumps.clear()
+        way.kind = kind
+        if kind == "none":
+            way.window.add(pair)
+            return
+        way.jumps.append(pair)
+        if len(way.jumps) >= self._rules.jumps:
+            way.window.restart(way.jumps)
+            way.jumps.clear()
+            way.kind = "none"
+            self.resets += 1
+        else:
+            way.window.add(pair)
+
+    def _way(self, link: str, direction: Direction) -> _Way | None:
+        way = self._ways.get((link, direction))
+        if way is None and len(self._ways) < 2 * MAX_LINKS:
+            way = self._ways[link, direction] = _Way()
+        return way
+
+
+def _held_down(line: Fit, running: TransferSample | None) -> Fit:
+    """`line` with its rate at most what the transfer under way still allows."""
+    if running is None or running.seconds <= line.seconds_for(running.size_bytes):
+        return line
+    return Fit(line.floor_s, running.size_bytes / (running.seconds - line.floor_s), line.samples)
+
+
+def _direction(value: object) -> Direction:
+    if value == "up":
+        return "up"
+    if value == "down":
+        return "down"
+    raise ValueError(f"{value!r} is not a direction")
+
+
+def _positive(value: object) -> float:
+    if not isinstance(value, int | float) or not isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} is not a time")
+    return float(value)
+
+
+def _pair(values: Any, now_s: float) -> Pair:
+    size_bytes, seconds, age_s = values
+    if not isinstance(size_bytes, int) or size_bytes < 1 or _positive(seconds) == 0:
+        raise ValueError("a pair has at least one byte and takes time")
+    return Pair(size_bytes, float(seconds), now_s - _positive(age_s))
