@@ -1,0 +1,391 @@
+"""Handoff frames: the wire form of a text engine, for the cloud, a peer of the fleet and a worker process alike.
+
+    frame = version u8 | type u8 | stream 16 bytes | epoch u32 big-endian | body
+
+Bodies of frames that carry tokens or counters are binary (protocol.token_block), the others are JSON documents whose
+unknown fields are ignored. The whole protocol is described in docs/handoff-protocol.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import attrs
+from attrs import frozen
+
+from protocol.decode import decode as decode_document
+from protocol.decode import encode as encode_document
+from protocol.errors import MidstreamError, ProtocolError, TooLarge
+from protocol.text import Message, Sampling, TextCapabilities, TextRequest, Token, Usage
+from protocol.token_block import Reader, Writer, read_tokens, write_tokens
+
+VERSION = 1
+STREAM_BYTES = 16
+MAX_FRAME_BYTES = 1 << 20
+"""The largest frame of any link; a longer prompt is refused by the sender."""
+MAX_PROMPT_IDS = 1 << 18
+MAX_EMBED_TEXTS = 256
+MAX_VECTOR_FLOATS = 200_000
+NO_STREAM = bytes(STREAM_BYTES)
+
+_HEADER = struct.Struct(f">BB{STREAM_BYTES}sI")
+
+
+@frozen
+class Prepare:
+    """Client: admit this request and prefill prompt and prefix.
+
+    vocabulary: the client's, so that the host knows whether ids suffice. hop: 0 from the owner of the stream; a host
+    refuses to pass on a request that already has one.
+    """
+
+    request: TextRequest
+    deadline_s: float = 30.0
+    vocabulary: str | None = None
+    hop: int = 0
+    traceparent: str = ""
+
+
+@frozen
+class Extend:
+    """Client: tokens that another engine made meanwhile; prefill them too."""
+
+    first: int
+    tokens: tuple[Token, ...]
+
+
+@frozen
+class Ready:
+    """Host: prompt and tokens below `prefilled_to` are prefilled. queue_s and prefill_s are what that took."""
+
+    prefilled_to: int
+    vocabulary: str | None
+    queue_s: float
+    prefill_s: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@frozen
+class Start:
+    """Client: generate from index `at`; pause `ahead_tokens` past the last ack."""
+
+    at: int
+    ahead_tokens: int
+
+
+@frozen
+class Tokens:
+    """Host: a run of tokens. echo_ms: `sent_ms` of the last ack seen, 0 for none."""
+
+    first: int
+    tokens: tuple[Token, ...]
+    echo_ms: int = 0
+
+
+@frozen
+class Ack:
+    """Client: everything up to and including `index` was taken (-1: nothing yet). Credit, RTT sample, resume point."""
+
+    index: int
+    sent_ms: int
+
+
+@frozen
+class Stop:
+    """Client: no token at or after `at` is wanted; the host ends the generation and frees it."""
+
+    at: int
+
+
+@frozen
+class Resume:
+    """Client, on a new connection with a new epoch: send again from index `next`."""
+
+    next: int
+
+
+@frozen
+class Finish:
+    """Host: the generation ended; `index` is the number of tokens of the answer, prefix included."""
+
+    index: int
+    reason: str
+    usage: Usage
+
+
+@frozen
+class Refuse:
+    """Host: not done. `code` is that of an error class; `counts` carries numbers such as prompt_tokens."""
+
+    code: str
+    message: str = ""
+    retry_after_s: float | None = None
+    field: str | None = None
+    counts: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@frozen
+class Query:
+    """Client: what can this model do, and how loaded is it?"""
+
+    model: str
+
+
+@frozen
+class Capabilities:
+    """Host: the answer to Query, and unasked when the load changed much."""
+
+    capabilities: TextCapabilities
+    running: int = 0
+    waiting: int = 0
+    wait_s: float = 0.0
+
+
+@frozen
+class Tokenize:
+    """Client: token ids of `data`, no special tokens added."""
+
+    model: str
+    data: bytes
+
+
+@frozen
+class TokenIds:
+    """Host: the answer to Tokenize."""
+
+    ids: tuple[int, ...]
+
+
+@frozen
+class Embed:
+    """Client: one vector per text."""
+
+    model: str
+    texts: tuple[str, ...]
+
+
+@frozen
+class Vectors:
+    """Host: the answer to Embed, 32-bit floats."""
+
+    vectors: tuple[tuple[float, ...], ...]
+
+
+Frame = (
+    Prepare | Extend | Ready | Start | Tokens | Ack | Stop | Resume | Finish | Refuse
+    | Query | Capabilities | Tokenize | TokenIds | Embed | Vectors
+)  # fmt: skip
+
+
+@frozen
+class Framed:
+    """A frame with the stream it belongs to and the epoch of the attachment that sent it."""
+
+    stream: bytes
+    epoch: int
+    frame: Frame
+
+
+def encode(stream: bytes, epoch: int, frame: Frame) -> bytes:
+    """Bytes of one frame. Raises TooLarge over MAX_FRAME_BYTES, ProtocolError for what the format cannot carry."""
+    if len(stream) != STREAM_BYTES or not 0 <= epoch < 1 << 32:
+        raise ProtocolError(f"a stream id has {STREAM_BYTES} bytes and an epoch 32 bits", field="stream")
+    number, form = _BY_CLASS[type(frame)]
+    writer = Writer()
+    writer.out += _HEADER.pack(VERSION, number, stream, epoch)
+    try:
+        form.write(writer, frame)
+    except UnicodeEncodeError as err:
+        raise ProtocolError("text has half a surrogate pair", field=type(frame).__name__.lower()) from err
+    except ValueError as err:  # NaN has no JSON form
+        raise ProtocolError(f"cannot be sent: {err}", field=type(frame).__name__.lower()) from err
+    if len(writer.out) > MAX_FRAME_BYTES:
+        raise TooLarge(
+            f"a {type(frame).__name__} frame has {len(writer.out)} bytes, at most {MAX_FRAME_BYTES} fit",
+            next_step="shorten the prompt or send fewer tokens at once",
+        )
+    return bytes(writer.out)
+
+
+def decode(data: bytes) -> Framed:
+    """Take one frame apart. Raises ProtocolError, whatever the bytes are."""
+    if len(data) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame has {len(data)} bytes, at most {MAX_FRAME_BYTES} are taken", field="length")
+    if len(data) < _HEADER.size:
+        raise ProtocolError(f"a frame has {len(data)} bytes, its header alone {_HEADER.size}", field="length")
+    version, number, stream, epoch = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise ProtocolError(
+            f"frame version {version}, this release speaks {VERSION}",
+            next_step="update the older side",
+            field="version",
+        )
+    form = _BY_NUMBER.get(number)
+    if form is None:
+        raise ProtocolError(f"unknown frame type {number}", field="type")
+    reader = Reader(data[_HEADER.size :], form.name)
+    try:
+        frame = form.read(reader)
+    except MidstreamError as err:
+        raise err if isinstance(err, ProtocolError) else ProtocolError(str(err), field=err.field) from err
+    reader.end()
+    return Framed(stream, epoch, frame)
+
+
+F = TypeVar("F")
+
+
+@frozen
+class _Form(Generic[F]):
+    """How one class of frame is written and read."""
+
+    name: str
+    write: Callable[[Writer, F], None]
+    read: Callable[[Reader], F]
+
+
+@frozen
+class _PrepareHead:
+    """JSON part of Prepare; ids of the prompt and the prefix follow in binary."""
+
+    model: str
+    messages: tuple[Message, ...] | None
+    text: str | None
+    sampling: Sampling
+    deadline_s: float
+    vocabulary: str | None = None
+    hop: int = 0
+    traceparent: str = ""
+
+
+def _write_prepare(writer: Writer, frame: Prepare) -> None:
+    prompt = frame.request.prompt
+    ids: tuple[int, ...] = ()
+    messages: tuple[Message, ...] | None = None
+    if isinstance(prompt, tuple) and all(isinstance(item, int) for item in prompt):
+        ids = prompt
+    elif not isinstance(prompt, str):
+        messages = tuple(prompt)  # type: ignore[arg-type]
+    head = _PrepareHead(
+        model=frame.request.model,
+        messages=messages,
+        text=prompt if isinstance(prompt, str) else None,
+        sampling=frame.request.sampling,
+        deadline_s=frame.deadline_s,
+        vocabulary=frame.vocabulary,
+        hop=frame.hop,
+        traceparent=frame.traceparent,
+    )
+    writer.piece(encode_document(head))
+    _write_ids(writer, ids)
+    prefix = frame.request.prefix
+    write_tokens(writer, prefix[0].index if prefix else 0, prefix)
+
+
+def _read_prepare(reader: Reader) -> Prepare:
+    text = reader.piece("head", MAX_FRAME_BYTES)
+    head = decode_document(_PrepareHead, text, what="Prepare", max_bytes=MAX_FRAME_BYTES)
+    ids = _read_ids(reader)
+    first, prefix = read_tokens(reader)
+    if first != 0:
+        raise reader.wrong(f"the prefix begins at {first}", "prefix.first")
+    if head.hop < 0 or (head.messages is not None) + (head.text is not None) + bool(ids) > 1:
+        raise reader.wrong("exactly one of messages, text and ids is the prompt", "prompt")
+    prompt: Any = head.messages if head.messages is not None else ids if head.text is None else head.text
+    request = TextRequest(model=head.model, prompt=prompt, sampling=head.sampling, prefix=prefix)
+    return Prepare(request, head.deadline_s, head.vocabulary, head.hop, head.traceparent)
+
+
+def _write_ids(writer: Writer, ids: tuple[int, ...]) -> None:
+    writer.varint(len(ids))
+    for number in ids:
+        writer.varint(number)
+
+
+def _read_ids(reader: Reader) -> tuple[int, ...]:
+    count = reader.varint("ids", MAX_PROMPT_IDS)
+    if count > reader.left:
+        raise reader.wrong(f"{count} ids, {reader.left} bytes are left", "ids")
+    return tuple(reader.varint("id", 1 << 31) for _ in range(count))
+
+
+def _write_run(writer: Writer, frame: Extend | Tokens) -> None:
+    write_tokens(writer, frame.first, frame.tokens)
+    if isinstance(frame, Tokens):
+        writer.varint(frame.echo_ms)
+
+
+def _write_vectors(writer: Writer, frame: Vectors) -> None:
+    width = len(frame.vectors[0]) if frame.vectors else 0
+    writer.varint(len(frame.vectors))
+    writer.varint(width)
+    for vector in frame.vectors:
+        if len(vector) != width:
+            raise ProtocolError("vectors have different lengths", field="vectors")
+        writer.out += struct.pack(f">{width}f", *vector)
+
+
+def _read_vectors(reader: Reader) -> Vectors:
+    count = reader.varint("count", MAX_EMBED_TEXTS)
+    width = reader.varint("width", MAX_VECTOR_FLOATS)
+    if count and not width:
+        raise reader.wrong("vectors are empty", "width")
+    rows = (reader.take(4 * width, "vectors") for _ in range(count))
+    return Vectors(tuple(tuple(struct.unpack(f">{width}f", row)) for row in rows))
+
+
+def _read_embed(reader: Reader) -> Embed:
+    found = decode_document(Embed, reader.take(reader.left, "body"), what="Embed", max_bytes=MAX_FRAME_BYTES)
+    if len(found.texts) > MAX_EMBED_TEXTS:
+        raise reader.wrong(f"{len(found.texts)} texts, at most {MAX_EMBED_TEXTS} are taken", "texts")
+    return found
+
+
+def _document(cls: type[F]) -> _Form[F]:
+    """A frame whose body is the JSON form of its class."""
+
+    def write(writer: Writer, frame: F) -> None:
+        writer.out += encode_document(frame)
+
+    def read(reader: Reader) -> F:
+        return decode_document(cls, reader.take(reader.left, "body"), what=cls.__name__, max_bytes=MAX_FRAME_BYTES)
+
+    return _Form(cls.__name__, write, read)
+
+
+def _counters(cls: type[F], *names: str, least: int = 0) -> _Form[F]:
+    """A frame whose body is its integer fields as varints, each shifted by `least`."""
+
+    def write(writer: Writer, frame: F) -> None:
+        for name in names:
+            writer.varint(getattr(frame, name) - least)
+
+    def read(reader: Reader) -> F:
+        return cls(*[reader.varint(name, 1 << 48) + least for name in names])
+
+    return _Form(cls.__name__, write, read)
+
+
+_FORMS: dict[int, tuple[type[Any], _Form[Any]]] = {
+    1: (Prepare, _Form("Prepare", _write_prepare, _read_prepare)),
+    2: (Extend, _Form("Extend", _write_run, lambda r: Extend(*read_tokens(r)))),
+    3: (Ready, _document(Ready)),
+    4: (Start, _counters(Start, "at", "ahead_tokens")),
+    5: (Tokens, _Form("Tokens", _write_run, lambda r: Tokens(*read_tokens(r), r.varint("echo_ms", 1 << 48)))),
+    6: (Ack, _counters(Ack, "index", "sent_ms", least=-1)),
+    7: (Stop, _counters(Stop, "at")),
+    8: (Resume, _counters(Resume, "next")),
+    9: (Finish, _document(Finish)),
+    10: (Refuse, _document(Refuse)),
+    16: (Query, _document(Query)),
+    17: (Capabilities, _document(Capabilities)),
+    18: (Tokenize, _document(Tokenize)),
+    19: (TokenIds, _Form("TokenIds", lambda w, f: _write_ids(w, f.ids), lambda r: TokenIds(_read_ids(r)))),
+    20: (Embed, _Form("Embed", _document(Embed).write, _read_embed)),
+    21: (Vectors, _Form("Vectors", _write_vectors, _read_vectors)),
+}
+_BY_CLASS = {cls: (number, form) for number, (cls, form) in _FORMS.items()}
+_BY_NUMBER = {number: form for number, (_, form) in _FORMS.items()}
