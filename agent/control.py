@@ -153,7 +153,7 @@ class Control:
         """True when a message made the round through the broker in time."""
         self._canary_sent += 1
         self._canary_back.clear()
-        payload = f"{self._boot}:{self._canary_sent}".encode()
+        payload = self._canary_payload()
         await self._channel.publish(self._topics.tele(CANARY_KIND), payload, expires_in_s=self._canary_timeout_s)
         try:
             async with asyncio.timeout(self._canary_timeout_s):
@@ -163,8 +163,11 @@ class Control:
         return True
 
     def _on_canary(self, delivery: Delivery) -> None:
-        if delivery.payload == f"{self._boot}:{self._canary_sent}".encode():
+        if delivery.payload == self._canary_payload():
             self._canary_back.set()
+
+    def _canary_payload(self) -> bytes:
+        return encode(Telemetry(kind=CANARY_KIND, at=0.0, boot=self._boot, values={"number": self._canary_sent}))
 
     def _on_coordinator(self, delivery: Delivery) -> None:
         try:

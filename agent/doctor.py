@@ -1,0 +1,183 @@
+"""`midstream doctor`: what may be wrong with this device, each finding with its next step.
+
+Exit code: 0 all well, 1 something will not work, 3 something works less well than it could.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from attrs import frozen
+
+from agent.config import AgentConfig
+from protocol.clock import WallClock, wall_now
+
+Level = Literal["ok", "warning", "error"]
+
+ROOMS = ("agent", "cloud_stub", "engines", "gateway", "links", "netprobe", "profiles", "protocol", "split_models")
+DISTRIBUTION = "midstream"
+LOW_DISK_BYTES = 500 << 20
+USUAL_PAGE_BYTES = 4096
+EXIT_OK, EXIT_BROKEN, EXIT_COULD_BE_BETTER = 0, 1, 3
+
+
+@frozen
+class Finding:
+    """One result. `next_step` is empty when all is well."""
+
+    check: str
+    level: Level
+    text: str
+    next_step: str = ""
+
+
+Checker = Callable[[], Iterable[Finding]]
+
+
+def run(checks: Sequence[tuple[str, Checker]]) -> list[Finding]:
+    """All findings, in order; a check that itself fails is a finding."""
+    found: list[Finding] = []
+    for name, check in checks:
+        try:
+            found.extend(check())
+        except Exception as err:  # a doctor that dies of a symptom helps nobody
+            found.append(Finding(name, "error", f"the check failed: {err}", "report this with the text above"))
+    return found
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """0, 1 or 3, as the module says."""
+    levels = {finding.level for finding in findings}
+    if "error" in levels:
+        return EXIT_BROKEN
+    return EXIT_COULD_BE_BETTER if "warning" in levels else EXIT_OK
+
+
+def standard_checks(config: AgentConfig) -> list[tuple[str, Checker]]:
+    """The checks that need no network."""
+    return [
+        ("packages", lambda: check_packages(importlib.metadata.packages_distributions())),
+        ("system", lambda: check_system(sys.maxsize, platform.machine())),
+        ("clock", lambda: check_clock(wall_now)),
+        ("state", lambda: check_folder(config.state_dir)),
+        ("disk", lambda: check_disk(config.models_dir)),
+        ("port", lambda: check_port(config.host, config.port)),
+        ("engines", check_engines),
+        ("models", lambda: check_models(config)),
+    ]
+
+
+def check_packages(owners: dict[str, list[str]] | object) -> Iterable[Finding]:
+    """Our folders have plain names, so another distribution may have overwritten one of them."""
+    assert isinstance(owners, dict)
+    wrong = {room: set(owners.get(room, ())) - {DISTRIBUTION} for room in ROOMS}
+    foreign = {room: sorted(who) for room, who in wrong.items() if who}
+    if foreign:
+        named = "; ".join(f"{room} also comes from {', '.join(who)}" for room, who in foreign.items())
+        yield Finding("packages", "error", named, "install midstream into a virtual environment of its own")
+    elif not any(DISTRIBUTION in owners.get(room, ()) for room in ROOMS):
+        yield Finding("packages", "ok", "running from sources; nothing is installed over them")
+    else:
+        yield Finding("packages", "ok", "all top-level packages belong to midstream alone")
+
+
+def check_system(max_pointer: int, machine: str) -> Iterable[Finding]:
+    """32-bit systems and unusual page sizes limit what can run."""
+    import mmap
+
+    if max_pointer <= 2**32 or struct.calcsize("P") < 8:
+        yield Finding(
+            "system", "warning", f"{machine} with 32-bit Python: no inference engine has wheels for it",
+            "use a 64-bit system; this device can still be managed and can forward requests",
+        )  # fmt: skip
+    if mmap.PAGESIZE != USUAL_PAGE_BYTES:
+        yield Finding(
+            "system", "warning", f"memory pages have {mmap.PAGESIZE} bytes; some native libraries abort on them",
+            "when an engine crashes at import, boot the 4 KiB kernel (kernel=kernel8.img on a Pi 5)",
+        )  # fmt: skip
+    yield Finding("system", "ok", f"{machine}, Python {platform.python_version()}, pages of {mmap.PAGESIZE} bytes")
+
+
+def check_clock(wall: WallClock) -> Iterable[Finding]:
+    """A clock in the past makes every certificate look not yet valid."""
+    if wall().trusted:
+        yield Finding("clock", "ok", "the clock is set")
+    else:
+        yield Finding("clock", "error", "the clock shows a time before this release was made", "start NTP, or set it")
+
+
+def check_folder(folder: Path) -> Iterable[Finding]:
+    """State must be writable."""
+    place = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+    probe = place / f".midstream-doctor-{socket.gethostname()[:32]}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as err:
+        yield Finding(
+            "state", "error", f"{place} is not writable: {err.strerror}", "set state_dir to a writable folder"
+        )
+        return
+    yield Finding("state", "ok", f"{folder} can be written")
+
+
+def check_disk(folder: Path) -> Iterable[Finding]:
+    """Models are large."""
+    place = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
+    free = shutil.disk_usage(place).free
+    if free < LOW_DISK_BYTES:
+        yield Finding(
+            "disk", "warning", f"{free >> 20} MiB free for {folder}", "`midstream models rm` what is not used"
+        )
+    else:
+        yield Finding("disk", "ok", f"{free >> 20} MiB free for {folder}")
+
+
+def check_port(host: str, port: int) -> Iterable[Finding]:
+    """The API's port is free, or ours already."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.settimeout(1.0)
+        taken = port != 0 and probe.connect_ex((host, port)) == 0
+    if taken:
+        yield Finding(
+            "port", "ok", f"something listens on {host}:{port}; `midstream status` shows whether it is the agent"
+        )
+    else:
+        yield Finding("port", "ok", f"{host}:{port} is free")
+
+
+def check_engines() -> Iterable[Finding]:
+    """Installed engines, each imported in a child process, for a wheel built for another CPU dies by SIGILL."""
+    from engines.registry import ENGINES, installed_engines, probe_import
+
+    installed = installed_engines()
+    if not installed:
+        yield Finding("engines", "warning", "no inference engine is installed", "install midstream[onnx,llama]")
+    for name, version in installed.items():
+        probes = [probe_import(module, version=version) for module in ENGINES[name].modules]
+        if any(probe.works for probe in probes):
+            yield Finding("engines", "ok", f"{name} {version} can be imported")
+        else:
+            problem = probes[0].problem if probes else "no module is known for it"
+            yield Finding("engines", "error", problem, f"reinstall it: midstream[{ENGINES[name].extra}]")
+
+
+def check_models(config: AgentConfig) -> Iterable[Finding]:
+    """Configured models are in the store."""
+    wanted = [*config.tensor_models, *([config.text_model] if config.text_model else [])]
+    if not wanted:
+        yield Finding("models", "warning", "no model is configured", "set tensor_models and text_model")
+    for name in wanted:
+        folder = config.models_dir / name
+        if folder.is_dir() and any(folder.iterdir()):
+            yield Finding("models", "ok", f"{name} is in the store")
+        else:
+            yield Finding("models", "error", f"{name} is not in {config.models_dir}", f"`midstream models pull {name}`")

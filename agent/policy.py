@@ -1,0 +1,174 @@
+"""The policy in force: accepted by pure rules, bounded by local configuration, kept on disk, swapped as a whole.
+
+Requests read `current()` once and keep what they got. An older, forged or broken document changes nothing and is
+reported with its reason; the last good one stays in force, across restarts too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from attrs import frozen
+
+from agent.apply import Action, apply
+from agent.bounds import clamp
+from agent.config import PolicyBounds
+from protocol.acceptance import Refused, accept
+from protocol.clock import Clock, WallClock
+from protocol.decode import decode, decode_listing
+from protocol.documents import Reported
+from protocol.durable import read_durable, write_durable
+from protocol.errors import MidstreamError, ProtocolError
+from protocol.events import Emit, PolicyJudged
+from protocol.policy import Policy
+from protocol.signature import Envelope, verify
+
+log = logging.getLogger("midstream.agent.policy")
+
+MALFORMED = "malformed"
+MAX_IGNORED = 32
+
+
+@frozen(kw_only=True)
+class PolicyPorts:
+    """What judging needs. keys: id -> Ed25519 public key."""
+
+    keys: Mapping[str, bytes]
+    labels: Mapping[str, str]
+    bounds: PolicyBounds
+    wall: WallClock
+    clock: Clock
+    emit: Emit
+    actions: Mapping[str, Action]
+
+
+@frozen
+class _Held:
+    """What is in force: as signed (`asked`), as followed here (`followed`), and the bytes it came in."""
+
+    asked: Policy | None
+    followed: Policy
+    payload: bytes = b""
+
+
+class PolicyHolder:
+    """Holds the policy; `current` is a PolicySource."""
+
+    def __init__(self, path: Path, ports: PolicyPorts) -> None:
+        self._path = path
+        self._ports = ports
+        self._reported: Reported | None = None
+        self._refused_payload = b""
+        self._held = _Held(None, clamp(Policy(), ports.bounds)[0])
+        for action in ports.actions.values():
+            action(self._held.followed)
+
+    def current(self) -> Policy:
+        """The policy in force now."""
+        return self._held.followed
+
+    def reported(self) -> Reported | None:
+        """The last judgement, to be told again on every new session."""
+        return self._reported
+
+    def load(self) -> None:
+        """Take up the last good policy; a damaged file falls back to the one before, then to the defaults."""
+        payload = read_durable(self._path, self._check_kept)
+        if payload is not None:
+            asked = _policy_of(decode(Envelope, payload, what="the kept policy"))
+            self._swap(asked, payload)
+            self._reported = Reported(
+                version=asked.version, epoch=asked.epoch, accepted=True, code="kept", held_version=asked.version
+            )
+
+    async def consider(self, payload: bytes) -> Reported | None:
+        """Judge a desired document; None when it was judged before and nothing changed."""
+        if payload in (self._held.payload, self._refused_payload):
+            return None
+        verdict = await asyncio.to_thread(self._judge, payload)
+        if isinstance(verdict, Refused):
+            return self._refuse(payload, verdict)
+        try:
+            # Durable before it is in force: after a power cut the device must not fall back behind what it reported.
+            await asyncio.to_thread(write_durable, self._path, payload)
+        except MidstreamError as err:
+            return self._refuse(b"", Refused("not_kept", err.message), verdict)
+        return self._take(verdict, payload)
+
+    def _judge(self, payload: bytes) -> Policy | Refused:
+        try:
+            envelope = decode(Envelope, payload, what="the policy envelope")
+        except MidstreamError as err:
+            return Refused(MALFORMED, err.message)
+        ports = self._ports
+        return accept(envelope, self._held.asked, ports.keys, ports.labels, ports.wall())
+
+    def _take(self, asked: Policy, payload: bytes) -> Reported:
+        sections = self._swap(asked, payload)
+        ignored = _ignored(payload)
+        self._reported = Reported(
+            version=asked.version,
+            epoch=asked.epoch,
+            accepted=True,
+            code="accepted",
+            sections=sections,
+            held_version=asked.version,
+            ignored=ignored[:MAX_IGNORED],
+        )
+        log.info("policy version %d is in force", asked.version)
+        self._emit(asked.version, True, "accepted")
+        return self._reported
+
+    def _swap(self, asked: Policy, payload: bytes) -> dict[str, str]:
+        followed, clamped = clamp(asked, self._ports.bounds)
+        before, self._held = self._held, _Held(asked, followed, payload)
+        return apply(before.followed, followed, self._ports.actions) | clamped
+
+    def _refuse(self, payload: bytes, refused: Refused, asked: Policy | None = None) -> Reported:
+        # A clock that is set later may make the same document acceptable, so it must be judged again.
+        self._refused_payload = payload if self._ports.wall().trusted else b""
+        seen = asked or _peek(payload)
+        held = self._held.asked
+        self._reported = Reported(
+            version=seen.version,
+            epoch=seen.epoch,
+            accepted=False,
+            code=refused.code,
+            detail=refused.detail,
+            held_version=held.version if held else 0,
+        )
+        log.warning("policy version %d refused: %s (%s)", seen.version, refused.code, refused.detail)
+        self._emit(seen.version, False, refused.code)
+        return self._reported
+
+    def _emit(self, version: int, accepted: bool, code: str) -> None:
+        event = PolicyJudged(at_s=self._ports.clock(), version=version, accepted=accepted, code=code)
+        self._ports.emit(event)
+
+    def _check_kept(self, data: bytes) -> bytes:
+        """Kept documents are verified again, for the disk is not the coordinator; their dates are not."""
+        envelope = decode(Envelope, data, what="the kept policy")
+        if not verify(envelope, self._ports.keys):
+            raise ProtocolError("the kept policy is not signed by this fleet", field="signature")
+        _policy_of(envelope)
+        return data
+
+
+def _policy_of(envelope: Envelope) -> Policy:
+    return decode(Policy, envelope.payload, what="the policy")
+
+
+def _peek(payload: bytes) -> Policy:
+    """Version and epoch of a document that is not trusted, for the report only."""
+    try:
+        return _policy_of(decode(Envelope, payload, what="the policy envelope"))
+    except MidstreamError:
+        return Policy()
+
+
+def _ignored(payload: bytes) -> tuple[str, ...]:
+    envelope = decode(Envelope, payload, what="the policy envelope")
+    return decode_listing(Policy, envelope.payload, what="the policy")[1]
