@@ -1,0 +1,313 @@
+"""Bodies of OpenAI requests, checked field by field.
+
+Unknown fields are ignored. A field that is known and cannot be honoured is refused by name (Unsupported), never
+silently dropped; null stands for absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from protocol.chat import ChatRequest, EmbeddingsRequest
+from protocol.decode import load_json
+from protocol.errors import BadRequest, MidstreamError, ProtocolError, TooLarge, Unsupported
+from protocol.text import Message, Prompt, Sampling
+
+MAX_BODY_BYTES = 4 << 20
+MAX_MESSAGES = 2048
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_TOOLS = 128
+MAX_EMBEDDING_TEXTS = 256
+MAX_PROMPT_IDS = 1 << 18
+DEFAULT_MAX_TOKENS = 512
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def parse_chat(
+    body: bytes | Mapping[str, Any],
+    *,
+    grammar: bool = False,
+    tools: bool = False,
+    default_max_tokens: int = DEFAULT_MAX_TOKENS,
+) -> ChatRequest:
+    """Read a body of POST /v1/chat/completions.
+
+    grammar, tools: the way can honour response_format and tools; they are refused otherwise. Raises BadRequest or
+    Unsupported with `field` set to the parameter, TooLarge for a body over MAX_BODY_BYTES.
+    """
+    fields = _Fields(_object(body))
+    want_logprobs = fields.flag("logprobs")
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
+    if top and not want_logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", field="top_logprobs")
+    chosen_tools = fields.objects("tools", MAX_TOOLS)
+    form = fields.mapping("response_format")
+    if form and form.get("type", "text") == "text":
+        form = None
+    if form and not grammar:
+        raise Unsupported("only response_format text is supported by this model", field="response_format")
+    choice = fields.raw.get("tool_choice")
+    if chosen_tools and choice != "none" and not tools:
+        raise Unsupported("tools are not supported by this model", field="tools")
+    return ChatRequest(
+        model=fields.text("model"),
+        prompt=_messages(fields.raw.get("messages")),
+        sampling=_sampling(fields, max(1, top) if want_logprobs else 0, default_max_tokens),
+        endpoint="chat",
+        want_logprobs=want_logprobs,
+        top_logprobs=top,
+        tools=chosen_tools if tools else (),
+        tool_choice=choice if tools and isinstance(choice, (str, dict)) else None,
+        response_format=form,
+        **_shared(fields),
+    )
+
+
+def parse_completion(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEFAULT_MAX_TOKENS) -> ChatRequest:
+    """Read a body of POST /v1/completions; as `parse_chat`. The prompt is one text or one list of token ids."""
+    fields = _Fields(_object(body))
+    for name, harmless in (("echo", (False,)), ("suffix", ("",)), ("best_of", (1,))):
+        fields.only(name, harmless)
+    wanted = fields.raw.get("logprobs")
+    top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS, 0)
+    return ChatRequest(
+        model=fields.text("model"),
+        prompt=_prompt(fields.raw.get("prompt")),
+        sampling=_sampling(fields, max(1, top) if wanted is not None else 0, default_max_tokens),
+        endpoint="completion",
+        want_logprobs=wanted is not None,
+        top_logprobs=top,
+        **_shared(fields),
+    )
+
+
+def parse_embeddings(body: bytes | Mapping[str, Any]) -> EmbeddingsRequest:
+    """Read a body of POST /v1/embeddings. Token-id input and `dimensions` are not supported."""
+    fields = _Fields(_object(body))
+    fields.only("dimensions", ())
+    given = fields.raw.get("input")
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts or len(texts) > MAX_EMBEDDING_TEXTS:
+        raise BadRequest(f"input must be a text or a list of 1 to {MAX_EMBEDDING_TEXTS} texts", field="input")
+    if not all(isinstance(text, str) and text for text in texts):
+        raise BadRequest("each input must be a non-empty text", field="input")
+    form = fields.raw.get("encoding_format") or "float"
+    if form not in ("float", "base64"):
+        raise BadRequest("encoding_format must be float or base64", field="encoding_format")
+    clean = tuple(_clean(text, "input") for text in texts)
+    return EmbeddingsRequest(model=fields.text("model"), texts=clean, base64=form == "base64")
+
+
+def _object(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(body, bytes):
+        try:
+            body = load_json(body, what="the request body", max_bytes=MAX_BODY_BYTES, max_depth=64)
+        except ProtocolError as err:
+            raise BadRequest(err.message, next_step="send one JSON object in UTF-8") from err
+    if not isinstance(body, Mapping):
+        raise BadRequest("the request body must be a JSON object")
+    return body
+
+
+def _shared(fields: _Fields) -> dict[str, Any]:
+    """What both endpoints have in common, and what neither supports."""
+    fields.only("n", (1,))
+    for name in ("presence_penalty", "frequency_penalty"):
+        fields.only(name, (0, 0.0))
+    for name in ("audio", "functions", "function_call", "prediction", "web_search_options"):
+        fields.only(name, ())
+    modalities = fields.raw.get("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise Unsupported("only text can be answered", field="modalities")
+    options = fields.mapping("stream_options") or {}
+    include_usage = options.get("include_usage", False)
+    if not isinstance(include_usage, bool):
+        raise BadRequest("include_usage must be true or false", field="stream_options.include_usage")
+    return {
+        "stream": fields.flag("stream"),
+        "include_usage": include_usage,
+        "stop": _stops(fields.raw.get("stop")),
+        "max_tokens_given": any(fields.raw.get(n) is not None for n in ("max_tokens", "max_completion_tokens")),
+        "user": str(fields.raw.get("user") or "")[:256],
+    }
+
+
+def _sampling(fields: _Fields, logprobs: int, default_max_tokens: int) -> Sampling:
+    older = fields.integer("max_tokens", 1, 1 << 31, default_max_tokens)
+    seed = fields.raw.get("seed")
+    return Sampling(
+        temperature=fields.number("temperature", 0.0, 2.0, 1.0),
+        top_p=fields.number("top_p", 0.0, 1.0, 1.0, above=True),
+        seed=None if seed is None else fields.integer("seed", -(1 << 63), (1 << 63) - 1, 0),
+        max_tokens=fields.integer("max_completion_tokens", 1, 1 << 31, older),
+        logit_bias=_biases(fields.mapping("logit_bias") or {}),
+        logprobs=logprobs,
+    )
+
+
+def _biases(raw: Mapping[str, Any]) -> dict[int, float]:
+    if len(raw) > MAX_BIASES:
+        raise TooLarge(f"logit_bias has {len(raw)} entries, at most {MAX_BIASES} are taken", field="logit_bias")
+    found: dict[int, float] = {}
+    for key, value in raw.items():
+        here = f"logit_bias.{key[:32]}"
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise BadRequest("a key of logit_bias must be a token id", field=here)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
+            raise BadRequest("a bias must be a number from -100 to 100", field=here)
+        found[int(key)] = float(value)
+    return found
+
+
+def _stops(raw: Any) -> tuple[str, ...]:
+    if raw is None:
+        return ()
+    listed = [raw] if isinstance(raw, str) else raw
+    if not isinstance(listed, list) or len(listed) > MAX_STOPS:
+        raise BadRequest(f"stop must be a text or a list of at most {MAX_STOPS}", field="stop")
+    for text in listed:
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
+            raise BadRequest(f"a stop text has 1 to {MAX_STOP_CHARS} characters", field="stop")
+    return tuple(_clean(text, "stop") for text in listed)
+
+
+def _prompt(raw: Any) -> Prompt:
+    if isinstance(raw, list) and len(raw) == 1 and isinstance(raw[0], (str, list)):
+        raw = raw[0]
+    if isinstance(raw, str) and raw:
+        return _clean(raw, "prompt")
+    if isinstance(raw, list) and raw and all(type(item) is int and 0 <= item < 1 << 31 for item in raw):
+        if len(raw) > MAX_PROMPT_IDS:
+            raise TooLarge(f"the prompt has {len(raw)} ids, at most {MAX_PROMPT_IDS} are taken", field="prompt")
+        return tuple(raw)
+    if isinstance(raw, list) and len(raw) > 1 and all(isinstance(item, (str, list)) for item in raw):
+        raise Unsupported("one prompt per request", next_step="send one request per prompt", field="prompt")
+    raise BadRequest("prompt must be a non-empty text or a list of token ids", field="prompt")
+
+
+def _messages(raw: Any) -> tuple[Message, ...]:
+    if not isinstance(raw, list) or not raw:
+        raise BadRequest("messages must be a non-empty list", field="messages")
+    if len(raw) > MAX_MESSAGES:
+        raise TooLarge(f"messages has {len(raw)} entries, at most {MAX_MESSAGES} are taken", field="messages")
+    return tuple(_message(item, f"messages[{number}]") for number, item in enumerate(raw))
+
+
+def _message(raw: Any, path: str) -> Message:
+    if not isinstance(raw, Mapping):
+        raise BadRequest("a message must be an object", field=path)
+    role = raw.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise BadRequest(f"role must be one of {', '.join(_ROLES)}", field=f"{path}.role")
+    fields = _Fields(raw, path + ".")
+    calls = fields.objects("tool_calls", MAX_TOOLS)
+    content = raw.get("content")
+    if content is None and not (role == "assistant" and (calls or raw.get("refusal"))):
+        raise BadRequest("content is missing", field=f"{path}.content")
+    return Message(
+        role=_ROLES[role],
+        content=_content(content, f"{path}.content"),
+        name=fields.optional_text("name"),
+        tool_calls=calls,
+        tool_call_id=fields.optional_text("tool_call_id"),
+    )
+
+
+def _content(raw: Any, path: str) -> str:
+    if raw is None:
+        return ""
+    if isinstance(raw, str):
+        return _clean(raw, path)
+    if not isinstance(raw, list) or len(raw) > MAX_MESSAGES:
+        raise BadRequest("content must be a text or a list of parts", field=path)
+    texts: list[str] = []
+    for number, part in enumerate(raw):
+        here = f"{path}[{number}]"
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", "refusal"):
+            raise Unsupported(f"content parts of type {str(kind)[:32]!r} are not supported", field=here)
+        text = part.get(kind)
+        if not isinstance(text, str):
+            raise BadRequest(f"{kind} must be a text", field=f"{here}.{kind}")
+        texts.append(_clean(text, f"{here}.{kind}"))
+    return "\n".join(texts)
+
+
+def _clean(text: str, path: str) -> str:
+    """JSON can say half a surrogate pair (\\ud800), UTF-8 and tokenizers cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise BadRequest("text has half a surrogate pair", field=path) from err
+    return text
+
+
+class _Fields:
+    """Typed access to the fields of one object; `prefix` stands before the name in errors."""
+
+    def __init__(self, raw: Mapping[str, Any], prefix: str = "") -> None:
+        self.raw = raw
+        self.prefix = prefix
+
+    def _bad(self, name: str, expected: str, make: Callable[..., MidstreamError] = BadRequest) -> MidstreamError:
+        return make(f"{name} must be {expected}", field=self.prefix + name)
+
+    def text(self, name: str) -> str:
+        value = self.raw.get(name)
+        if not isinstance(value, str) or not 0 < len(value) <= 256:
+            raise self._bad(name, "a text of 1 to 256 characters")
+        return _clean(value, self.prefix + name)
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self.raw.get(name) is None else self.text(name)
+
+    def flag(self, name: str) -> bool:
+        value = self.raw.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._bad(name, "true or false")
+        return bool(value)
+
+    def integer(self, name: str, least: int, most: int, default: int) -> int:
+        value = self.raw.get(name)
+        if value is None:
+            return default
+        if type(value) is not int or not least <= value <= most:
+            raise self._bad(name, f"an integer from {least} to {most}")
+        return value
+
+    def number(self, name: str, least: float, most: float, default: float, above: bool = False) -> float:
+        value = self.raw.get(name)
+        if value is None:
+            return default
+        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not numeric or not least <= value <= most or (above and value == least):
+            raise self._bad(
+                name, f"a number {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {most:g}"
+            )
+        return float(value)
+
+    def mapping(self, name: str) -> Mapping[str, Any] | None:
+        value = self.raw.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self._bad(name, "an object")
+        return value
+
+    def objects(self, name: str, most: int) -> tuple[Mapping[str, Any], ...]:
+        value = self.raw.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or len(value) > most or not all(isinstance(item, Mapping) for item in value):
+            raise self._bad(name, f"a list of at most {most} objects")
+        return tuple(value)
+
+    def only(self, name: str, harmless: tuple[Any, ...]) -> None:
+        """Refuse the field unless it is absent or has a value that changes nothing."""
+        value = self.raw.get(name)
+        if value is None or any(type(value) is type(item) and value == item for item in harmless):
+            return
+        raise Unsupported(f"{name} is not supported", next_step=f"leave {name} out", field=self.prefix + name)
