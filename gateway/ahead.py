@@ -1,0 +1,99 @@
+"""A target that prefills ahead, while the source goes on: prepared with the answer so far, extended with what comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from engines.port import Continuation
+from gateway.targets import Target
+from protocol.errors import MidstreamError
+from protocol.text import Token
+
+Prepare = Callable[[Target, int], Awaitable[Continuation]]
+"""Prepares a target with the first `count` tokens of the answer."""
+
+EXTEND_TOKENS = 4
+"""Tokens that wait for this many of their kind before they are sent: fewer frames and fewer tiny prefills."""
+
+
+class Ahead:
+    """One preparation. All of its work runs in a task of its own, so the running stream never waits for it.
+
+    Args:
+        made: gives tokens [first, end) of the answer as the target may see them (ids only for an equal vocabulary).
+        generated: how many tokens of the answer stand fast now.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prepare: Prepare,
+        made: Callable[[Target, int, int], Sequence[Token]],
+        generated: Callable[[], int],
+    ) -> None:
+        self.target = target
+        self.error: MidstreamError | None = None
+        self.sent = generated()
+        self._prepare = prepare
+        self._made = made
+        self._generated = generated
+        self._continuation: Continuation | None = None
+        self._final: int | None = None
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def ready(self) -> bool:
+        """The prefix is prefilled and extending keeps up."""
+        return self._continuation is not None and self.error is None and self.lag_tokens <= 2 * EXTEND_TOKENS
+
+    @property
+    def lag_tokens(self) -> int:
+        """Tokens made since the target was last extended."""
+        return self._generated() - self.sent
+
+    def news(self) -> None:
+        """The answer grew."""
+        self._news.set()
+
+    async def finish(self, at: int) -> Continuation:
+        """Extend to exactly `at` tokens and hand the continuation over; the caller closes it from then on."""
+        self._final = at
+        self._news.set()
+        await asyncio.wait({self._task})
+        if self.error is not None:
+            raise self.error
+        self._task.result()
+        continuation, self._continuation = self._continuation, None
+        if continuation is None:
+            raise RuntimeError("finish() is called once")
+        return continuation
+
+    async def close(self) -> None:
+        """Give the preparation up; idempotent."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        continuation, self._continuation = self._continuation, None
+        if continuation is not None:
+            await continuation.close()
+
+    async def _run(self) -> None:
+        try:
+            self._continuation = await self._prepare(self.target, self.sent)
+            while self._final is None or self.sent < self._final:
+                await self._extend()
+        except MidstreamError as err:
+            self.error = err
+
+    async def _extend(self) -> None:
+        end = self._generated() if self._final is None else self._final
+        if self._final is None and end - self.sent < EXTEND_TOKENS:
+            self._news.clear()
+            await self._news.wait()
+            return
+        continuation = self._continuation
+        if continuation is None:
+            raise RuntimeError("closed while it extends")
+        await continuation.extend(self._made(self.target, self.sent, end))
+        self.sent = end

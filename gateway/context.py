@@ -1,0 +1,41 @@
+"""What stands fixed for one request: its id, its deadline, the policy it began under, and where it may go."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from protocol.policy import Policy
+
+
+@frozen
+class Constraints:
+    """The set inside which dispatch, race, migration and fallback choose; nothing leaves it later.
+
+    `targets` None means every name. `reason` says which rule drew the line, for errors and records.
+    """
+
+    local_only: bool = False
+    targets: frozenset[str] | None = None
+    reason: str = ""
+
+    def allows(self, name: str, local: bool) -> bool:
+        """Whether a target of this name and place may see the request."""
+        return (local or not self.local_only) and (self.targets is None or name in self.targets)
+
+
+@frozen
+class RequestContext:
+    """One request under way. `deadline_at_s` is monotonic; `policy` is read once and stays for the whole request."""
+
+    id: str
+    model: str
+    deadline_at_s: float
+    policy: Policy
+    constraints: Constraints
+
+
+def constraints_of(policy: Policy) -> Constraints:
+    """The allowed set that a policy draws: privacy first, then the routing targets."""
+    if policy.privacy.local_only:
+        return Constraints(True, None, "policy.privacy.local_only keeps prompts and answers on the device")
+    return Constraints(False, frozenset(policy.routing.targets), "policy.routing.targets")

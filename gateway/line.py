@@ -1,0 +1,89 @@
+"""The one line of an answer: tokens in order, how far its characters are whole, how much the client was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from attrs import evolve
+
+from gateway.seam import ends_whole, may_cut
+from gateway.stops import Owned
+from protocol.text import Token
+
+
+class AnswerLine:
+    """Accepts the token at `next` only. What lies behind `whole` is part of a character and is not given out yet."""
+
+    def __init__(self) -> None:
+        self._made: list[Owned] = []
+        self._answer = bytearray()
+        self._whole = 0
+        self._given = 0
+
+    @property
+    def next(self) -> int:
+        """Index of the token to come."""
+        return len(self._made)
+
+    @property
+    def whole(self) -> int:
+        """Tokens whose characters are whole."""
+        return self._whole
+
+    @property
+    def makers(self) -> frozenset[str]:
+        """Names of those who made the whole tokens."""
+        return frozenset(owned.side for owned in self._made[: self._whole])
+
+    @property
+    def sides(self) -> tuple[tuple[str, int], ...]:
+        """(target, tokens) in order of delivery."""
+        runs: list[tuple[str, int]] = []
+        for owned in self._made[: self._given]:
+            if runs and runs[-1][0] == owned.side:
+                runs[-1] = (owned.side, runs[-1][1] + 1)
+            else:
+                runs.append((owned.side, 1))
+        return tuple(runs)
+
+    def accept(self, token: Token, side: str) -> None:
+        """Append the token at `next`; a pure finish mark is no token of the answer."""
+        if token.index != self.next:
+            raise AssertionError(f"token {token.index} offered at {self.next}")
+        if token.data or token.finish is None:
+            self._made.append(Owned(token, side))
+            self._answer += token.data
+        if ends_whole(bytes(self._answer[-4:])):
+            self._whole = len(self._made)
+
+    def drop_part(self) -> int:
+        """Forget the part of a character at the end; returns the index to go on at."""
+        dropped_bytes = sum(len(owned.token.data) for owned in self._made[self._whole :])
+        del self._made[self._whole :]
+        del self._answer[len(self._answer) - dropped_bytes :]
+        return self._whole
+
+    def give(self, ended: bool) -> Owned | None:
+        """The next token for the client, or None; after the end also those of an unfinished character."""
+        if self._given >= (len(self._made) if ended else self._whole):
+            return None
+        self._given += 1
+        return self._made[self._given - 1]
+
+    def may_cut(self, following: bytes | None, by_ids: bool) -> bool:
+        """Whether the answer may go on elsewhere at `next`; see gateway.seam.may_cut."""
+        return self._whole == len(self._made) and may_cut(bytes(self._answer), following, by_ids)
+
+    def tokens(self, first: int, end: int, by_ids: bool) -> Sequence[Token]:
+        """Tokens [first, end) as another engine may see them."""
+        part = self._made[first:end]
+        return [owned.token if by_ids else evolve(owned.token, id=None) for owned in part]
+
+
+Vocabulary = Callable[[str], str | None]
+"""Vocabulary hash of a target by name, None when unknown."""
+
+
+def ids_may_cross(target: str | None, makers: frozenset[str], vocabulary: Vocabulary) -> bool:
+    """Whether all makers have the vocabulary `target` (a hash, None when unknown)."""
+    return target is not None and all(vocabulary(maker) == target for maker in makers)

@@ -1,0 +1,151 @@
+"""When a running answer moves, to whom and at which token. Pure.
+
+After DiSCo (arXiv 2502.11417), section on token migration: the source stops when the tokens that the reader has not
+taken yet cover the time of the move (B = r_c * t_m), and only if what is saved on the remaining tokens is worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Literal
+
+from attrs import frozen
+
+from gateway.targets import TargetView
+from protocol.policy import MigrationPolicy
+
+WORTHWHILE_RATE_RATIO = 1.2
+"""A target must decode this much faster; less is within the noise of a loaded machine."""
+
+
+@frozen
+class StreamView:
+    """A running answer as the decision sees it.
+
+    generated: tokens made so far; consumed: tokens a reader at the policy's rate has taken by now.
+    safe_at: index at which the answer may be cut now, None inside a character, word (text path) or tool call.
+    preparing: target that prefills ahead; prepared: the same once it is ready; lag_tokens: made since its last extend.
+    """
+
+    generated: int
+    consumed: int
+    safe_at: int | None
+    source: str
+    remaining_tokens: float
+    moves: int = 0
+    preparing: str | None = None
+    prepared: str | None = None
+    lag_tokens: int = 0
+    prompt_tokens: int = 0
+    source_tokens_per_s: float | None = None
+
+
+@frozen
+class Move:
+    """What to do now. `at` is the index of the first token the target makes."""
+
+    act: Literal["stay", "prepare", "cut", "drop"]
+    target: str | None = None
+    at: int | None = None
+    reason: str = ""
+
+
+def migrate(
+    stream: StreamView,
+    targets: Sequence[TargetView],
+    rtt_s: Mapping[str, float],
+    policy: MigrationPolicy,
+) -> Move:
+    """Stay, let a target prefill ahead, cut over to it, or give the preparation up.
+
+    Args:
+        targets: allowed targets with the model, the source among them.
+        rtt_s: round trip to each target; absent means none.
+    """
+    source = next((view for view in targets if view.name == stream.source), None)
+    blocked = _blocked(stream, policy) if source else "the source is not among the targets"
+    if stream.preparing is None:
+        if source is None or blocked:
+            return Move("stay", reason=blocked)
+        return _choose(stream, source, targets, rtt_s, policy)
+    target = next((view for view in targets if view.name == stream.preparing), None)
+    if target is None or blocked:
+        return Move("drop", stream.preparing, reason=blocked or "the target is gone")
+    return _cut(stream, target, rtt_s.get(target.name, 0.0), policy)
+
+
+def move_seconds(target: TargetView, tokens: int, rtt_s: float) -> float:
+    """t_m: round trip, queue and prefill of `tokens` tokens at the target."""
+    return rtt_s + target.prefill_seconds(tokens)
+
+
+def buffer_tokens(seconds: float, policy: MigrationPolicy) -> int:
+    """Unread tokens that cover `seconds` for a reader at the policy's rate: ceil(r_c * t_m)."""
+    return ceil(policy.consume_tokens_per_s * seconds)
+
+
+def _blocked(stream: StreamView, policy: MigrationPolicy) -> str:
+    """Why no planned move may happen; empty when one may."""
+    if not policy.enabled:
+        return "policy.migration.enabled = false"
+    if stream.moves >= policy.max_moves:
+        return f"moved {stream.moves} times already"
+    if stream.remaining_tokens < policy.min_remaining_tokens:
+        return f"about {stream.remaining_tokens:.0f} tokens are left, not worth a move"
+    return ""
+
+
+def _choose(
+    stream: StreamView,
+    source: TargetView,
+    targets: Sequence[TargetView],
+    rtt_s: Mapping[str, float],
+    policy: MigrationPolicy,
+) -> Move:
+    if stream.generated < policy.min_tokens:
+        return Move("stay", reason=f"fewer than {policy.min_tokens} tokens made")
+    for target in targets:
+        if target.name == source.name or not target.up or target.continues == "no":
+            continue
+        why = _better(stream, source, target, rtt_s.get(target.name, 0.0), policy)
+        if why:
+            return Move("prepare", target.name, reason=why)
+    return Move("stay", reason="no target is better")
+
+
+def _better(stream: StreamView, source: TargetView, target: TargetView, rtt_s: float, policy: MigrationPolicy) -> str:
+    """Why `target` should take over; empty when it should not."""
+    have = stream.source_tokens_per_s or source.tokens_per_s
+    prefix_tokens = stream.prompt_tokens + stream.generated
+    saved = (source.price_out - target.price_out) * stream.remaining_tokens - target.price_in * prefix_tokens
+    rate = target.tokens_per_s
+    if saved > 0 and (rate is None or rate >= policy.consume_tokens_per_s):
+        return f"cheaper by {saved:.3g} over the rest"
+    if saved < 0 and (have is None or have >= policy.consume_tokens_per_s):
+        return ""
+    if rate is None:
+        # One move measures it; from then on its rate decides.
+        return "its rate is not known yet" if source.local and not target.local else ""
+    if have is None or rate < WORTHWHILE_RATE_RATIO * have:
+        return ""
+    stay_s = stream.remaining_tokens / have
+    go_s = move_seconds(target, prefix_tokens, rtt_s)
+    # While the target prefills, the source goes on; a source that ends first makes the move pointless.
+    return f"faster: {rate:.1f} against {have:.1f} tokens/s" if go_s < stay_s else ""
+
+
+def _cut(stream: StreamView, target: TargetView, rtt_s: float, policy: MigrationPolicy) -> Move:
+    if stream.prepared is None:
+        return Move("stay", target.name, reason="the target still prefills")
+    if stream.safe_at is None:
+        return Move("stay", target.name, reason="inside a character, word or tool call")
+    # Prefill happened ahead: what is left is one round trip and the tokens made since.
+    needed = buffer_tokens(rtt_s + target.prefill_s * stream.lag_tokens, policy)
+    unread = stream.generated - stream.consumed
+    if unread >= needed:
+        return Move("cut", target.name, stream.safe_at, f"{unread} unread tokens cover the move of {needed}")
+    rate = stream.source_tokens_per_s
+    if rate is not None and rate <= policy.consume_tokens_per_s:
+        return Move("cut", target.name, stream.safe_at, "the source cannot get ahead of the reader")
+    return Move("stay", target.name, reason=f"{unread} unread tokens, {needed} needed")

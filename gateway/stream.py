@@ -1,0 +1,441 @@
+"""The stream owner: one answer, one line of indices, whoever generates.
+
+It opens the answer by race, lets a better target prefill ahead and cuts over to it, and when the generating side dies
+or falls silent it goes on elsewhere from the last whole token. Every token leaves once and in order.
+The law: the stream is the source's tokens up to the cut and what the target generates from that prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from math import floor
+
+from attrs import evolve, frozen
+
+from engines.port import Continuation
+from gateway.ahead import Ahead
+from gateway.context import RequestContext
+from gateway.dispatch import patience
+from gateway.line import AnswerLine, ids_may_cross
+from gateway.migration import Move, StreamView, migrate
+from gateway.race import AllFailed, Cleanup, Live, race
+from gateway.settings import GatewaySettings
+from gateway.stops import Owned
+from gateway.targets import AnswerLengths, Target, TargetBoard
+from protocol.clock import Clock
+from protocol.errors import EngineError, Full, LinkTimeout, MidstreamError, ProtocolError, RejectedError
+from protocol.events import Emit, HandedOver, SourceLost
+from protocol.text import FinishReason, TextRequest, Token
+
+SHORTEST_CUT_S = 1.0
+"""A target that was prepared gets at least this long for its first token before the source goes on instead."""
+
+
+class AnswerCut(EngineError):
+    """The answer ended early: its engine was lost and no other one could continue."""
+
+    http_status = 502
+    code = "stream_truncated"
+
+
+@frozen
+class StreamPorts:
+    """What the owner shares with other streams. `rtt_s` gives round trips by target name, as far as known."""
+
+    board: TargetBoard
+    lengths: AnswerLengths
+    clock: Clock
+    emit: Emit
+    rtt_s: Callable[[], Mapping[str, float]]
+
+
+class StreamOwner:
+    """Owns one answer. Iterate `tokens()` once; closing the iterator cancels everything it started.
+
+    Args:
+        starts: the plan: targets with the seconds after which they start.
+        targets: every target that may ever see this request; nothing outside of it is touched.
+    """
+
+    def __init__(
+        self,
+        context: RequestContext,
+        request: TextRequest,
+        starts: Sequence[tuple[Target, float]],
+        targets: Sequence[Target],
+        ports: StreamPorts,
+        settings: GatewaySettings,
+    ) -> None:
+        self.finish: FinishReason | None = None
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.ttft_s: float | None = None
+        self._context, self._request = context, request
+        self._starts, self._targets = starts, targets
+        self._ports, self._settings = ports, settings
+        self._policy = context.policy.migration
+        self._begun_s = ports.clock()
+        self._line = AnswerLine()
+        self._live: Live | None = None
+        self._ahead: Ahead | None = None
+        self._cleanup = Cleanup()
+        self._moves = 0
+        self._losses = 0
+        self._failed: set[str] = set()
+        self._waited_s, self._waited_tokens, self._blocked_s = 0.0, 0, 0.0
+
+    @property
+    def sides(self) -> tuple[tuple[str, int], ...]:
+        """(target, tokens) in order of delivery."""
+        return self._line.sides
+
+    async def tokens(self) -> AsyncIterator[Owned]:
+        """The answer's tokens, each once; `finish` is set when it ends by itself.
+
+        A token is given when its characters are whole. Raises what refused the request before the first token, and
+        AnswerCut or LinkTimeout after it.
+        """
+        try:
+            await self._open()
+            while self.finish is None:
+                token = await self._next()
+                if await self._cut_before(token):
+                    continue
+                self._accept(token)
+                while (owned := self._line.give(self.finish is not None)) is not None:
+                    blocked_at_s = self._ports.clock()
+                    yield owned
+                    self._taken(owned, self._ports.clock() - blocked_at_s)
+                if self.finish is None:
+                    await self._steer()
+        finally:
+            await self._close()
+
+    async def _open(self) -> None:
+        try:
+            live = await race(self._starts, lambda target: self._begin(target, 0), self._cleanup, self._note_failure)
+        except AllFailed as failed:
+            raise most_telling(failed) from failed
+        self.prompt_tokens = live.continuation.prompt_tokens
+        self.cached_tokens = live.continuation.cached_tokens
+        self.ttft_s = self._ports.clock() - self._begun_s
+        fresh = max(0, self.prompt_tokens - self.cached_tokens)
+        self._ports.board.started(live.target, self._context.model, live.ttft_s, fresh)
+        self._take(live)
+
+    async def _begin(self, target: Target, at: int) -> Live:
+        """Prepare `target` with the answer so far and wait for its first token; closes what it opened on failure."""
+        begun_s = self._ports.clock()
+        try:
+            async with asyncio.timeout(self._rest_s()):
+                return await self._first_token(target, at, begun_s)
+        except TimeoutError as err:
+            raise LinkTimeout(f"{target.name} gave no first token within the request's deadline") from err
+
+    async def _first_token(self, target: Target, at: int, begun_s: float) -> Live:
+        ahead = self._ahead
+        if ahead is not None and ahead.target is target:
+            self._ahead = None
+            try:
+                continuation = await ahead.finish(at)
+            except BaseException:
+                self._cleanup.add(ahead.close())
+                raise
+        else:
+            continuation = await self._prepare(target, at)
+        live = Live(target, continuation, continuation.start(at, self._settings.ahead_tokens), None, 0.0)
+        try:
+            live.first = await anext(live.tokens)
+        except StopAsyncIteration as err:
+            self._cleanup.add(live.close())
+            raise EngineError(f"{target.name} ended without a token or a finish reason") from err
+        except BaseException:
+            self._cleanup.add(live.close())
+            raise
+        live.ttft_s = self._ports.clock() - begun_s
+        return live
+
+    async def _prepare(self, target: Target, at: int) -> Continuation:
+        if at:
+            capabilities = await self._ports.board.capabilities(target, self._context.model)
+            if capabilities.continues == "no":
+                raise EngineError(f"{target.name} cannot continue a partial answer")
+        request = evolve(self._request, prefix=tuple(self._tokens_for(target, 0, at)))
+        return await target.engine.prepare(request, self._rest_s())
+
+    def _tokens_for(self, target: Target, first: int, end: int) -> Sequence[Token]:
+        return self._line.tokens(first, end, self._by_ids(target))
+
+    def _by_ids(self, target: Target) -> bool:
+        """Whether `target` may be given token ids: every maker of the answer has its vocabulary."""
+        known = self._ports.board.known(target, self._context.model)
+        if known is None or known.continues != "ids":
+            return False
+        return ids_may_cross(known.vocabulary, self._line.makers, self._vocabulary)
+
+    def _vocabulary(self, name: str) -> str | None:
+        maker = next(target for target in self._targets if target.name == name)
+        known = self._ports.board.known(maker, self._context.model)
+        return known.vocabulary if known is not None else None
+
+    def _take(self, live: Live) -> None:
+        """`live` generates from now on."""
+        self._live = live
+        self._waited_s, self._waited_tokens, self._blocked_s = 0.0, 0, 0.0
+        if self._ports.board.known(live.target, self._context.model) is None:
+            self._cleanup.add(self._learn(live.target))
+
+    async def _learn(self, target: Target) -> None:
+        # While it lives it can be asked for its vocabulary; after a loss only the answer's bytes would be left.
+        await self._ports.board.capabilities(target, self._context.model)
+
+    def _source(self) -> Live:
+        if self._live is None:
+            raise RuntimeError("no engine generates")
+        return self._live
+
+    async def _next(self) -> Token:
+        """The token at the next index, from whoever can make it."""
+        while True:
+            try:
+                token = await self._pull(self._source())
+            except MidstreamError as err:
+                await self._fall_back(err)
+                continue
+            if token.index == self._line.next:
+                return token
+            if token.index > self._line.next:
+                gap = ProtocolError(f"expected token {self._line.next}, got {token.index}", field="index")
+                await self._fall_back(gap)
+
+    async def _pull(self, live: Live) -> Token:
+        if live.first is not None:
+            token, live.first = live.first, None
+            return token
+        begun_s = self._ports.clock()
+        # Without another engine there is nothing better to do than wait.
+        alone = all(target is live.target for target in self._targets)
+        limit_s = self._rest_s() if alone else min(self._policy.stall_s, self._rest_s())
+        try:
+            async with asyncio.timeout(limit_s):
+                token = await anext(live.tokens)
+        except StopAsyncIteration as err:
+            raise EngineError(f"{live.target.name} ended without a finish reason") from err
+        except TimeoutError as err:
+            raise LinkTimeout(f"{live.target.name} was silent for {limit_s:.1f} s") from err
+        self._waited_s += self._ports.clock() - begun_s
+        self._waited_tokens += 1
+        return token
+
+    def _accept(self, token: Token) -> None:
+        self._line.accept(token, self._source().target.name)
+        self.finish = token.finish
+        if self.finish is None and self._line.next >= self._request.sampling.max_tokens:
+            self.finish = "length"
+        if self._ahead is not None:
+            self._ahead.news()
+
+    def _taken(self, owned: Owned, blocked_s: float) -> None:
+        self._blocked_s += blocked_s
+        live = self._source()
+        if owned.side == live.target.name:
+            live.continuation.acknowledge(owned.token.index)
+
+    # Planned moves.
+
+    async def _steer(self) -> None:
+        """Let the pure decision look at the stream after a token, and do what it says."""
+        if len(self._targets) < 2 or (self._ahead is None and self._moves >= self._policy.max_moves):
+            return
+        if self._ahead is not None and self._ahead.error is not None:
+            self._give_up_ahead(self._ahead.error)
+        safe = self._ahead is not None and self._by_ids(self._ahead.target) and self._line.may_cut(None, by_ids=True)
+        await self._do(self._decide(self._line.next if safe else None))
+
+    async def _cut_before(self, token: Token) -> bool:
+        """The text path cuts in front of a token that begins a word; that token is then made anew by the target."""
+        ahead = self._ahead
+        if ahead is None or not ahead.ready or token.finish is not None or self._by_ids(ahead.target):
+            return False
+        if not self._line.may_cut(token.data, by_ids=False):
+            return False
+        return await self._do(self._decide(self._line.next))
+
+    def _decide(self, safe_at: int | None) -> Move:
+        now_s = self._ports.clock()
+        allowed = [target for target in self._targets if target.name not in self._failed or self._is_source(target)]
+        views = [self._ports.board.view(target, self._context.model, now_s) for target in allowed]
+        return migrate(self._view(safe_at, now_s), views, self._ports.rtt_s(), self._policy)
+
+    def _is_source(self, target: Target) -> bool:
+        return target is self._source().target
+
+    def _view(self, safe_at: int | None, now_s: float) -> StreamView:
+        ahead = self._ahead
+        generated = self._line.next
+        read_s = now_s - self._begun_s - (self.ttft_s or 0.0)
+        return StreamView(
+            generated=generated,
+            consumed=min(generated, 1 + floor(read_s * self._policy.consume_tokens_per_s)),
+            safe_at=safe_at,
+            source=self._source().target.name,
+            remaining_tokens=self._ports.lengths.remaining_tokens(generated, self._request.sampling.max_tokens),
+            moves=self._moves,
+            preparing=ahead.target.name if ahead else None,
+            prepared=ahead.target.name if ahead and ahead.ready else None,
+            lag_tokens=ahead.lag_tokens if ahead else 0,
+            prompt_tokens=self.prompt_tokens,
+            source_tokens_per_s=self._rate(),
+        )
+
+    def _rate(self) -> float | None:
+        if self._waited_tokens < 4 or self._waited_s <= 0:
+            return None
+        return self._waited_tokens / self._waited_s
+
+    async def _do(self, move: Move) -> bool:
+        """True when the answer moved."""
+        if move.act == "prepare":
+            target = next(target for target in self._targets if target.name == move.target)
+            self._ahead = Ahead(target, self._prepare_ahead, self._tokens_for, lambda: self._line.whole)
+        elif move.act == "drop":
+            self._give_up_ahead(None)
+        elif move.act == "cut" and self._ahead is not None:
+            return await self._cut_over(self._ahead, move)
+        return False
+
+    async def _prepare_ahead(self, target: Target, count: int) -> Continuation:
+        await self._learn(self._source().target)
+        return await self._prepare(target, count)
+
+    def _give_up_ahead(self, error: MidstreamError | None) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        if error is not None:
+            self._note_failure(ahead.target, error)
+        self._cleanup.add(ahead.close())
+
+    async def _cut_over(self, ahead: Ahead, move: Move) -> bool:
+        """Start the target at the cut. The source stays open until the target spoke, and goes on if it does not."""
+        source = self._source()
+        at = self._line.next
+        try:
+            async with asyncio.timeout(max(SHORTEST_CUT_S, self._policy.stall_s / 2)):
+                live = await self._begin(ahead.target, at)
+            self._check_first(live, at)
+        except TimeoutError:
+            self._note_failure(ahead.target, LinkTimeout(f"{ahead.target.name} was silent at the cut-over"))
+            return False
+        except MidstreamError as err:
+            self._note_failure(ahead.target, err)
+            return False
+        self._settle(source)
+        self._cleanup.add(source.close())
+        self._take(live)
+        self._moves += 1
+        now_s = self._ports.clock()
+        self._ports.emit(
+            HandedOver(
+                at_s=now_s,
+                request_id=self._context.id,
+                source=source.target.name,
+                target=live.target.name,
+                index=at,
+                local=live.target.local,
+                reason=move.reason,
+            )
+        )
+        return True
+
+    def _check_first(self, live: Live, at: int) -> None:
+        if live.first is None or live.first.index != at:
+            self._cleanup.add(live.close())
+            raise ProtocolError(f"{live.target.name} did not start at token {at}", field="index")
+
+    # Losses.
+
+    async def _fall_back(self, err: MidstreamError) -> None:
+        """Go on elsewhere from the last whole token; the part of a character that the lost side left is made anew."""
+        lost = self._source()
+        self._live = None
+        self._losses += 1
+        self._note_failure(lost.target, err)
+        self._settle(lost)
+        self._cleanup.add(lost.close())
+        at = self._line.drop_part()
+        starts = self._fallback_starts(lost.target, at)
+        if self._losses > self._settings.max_losses or self._rest_s() <= 0:
+            raise self._cut_error(at, err) from err
+        try:
+            live = await race(starts, lambda target: self._begin(target, at), self._cleanup, self._note_failure)
+        except AllFailed as failed:
+            raise self._cut_error(at, err) from failed
+        if self._ahead is not None:
+            self._give_up_ahead(None)
+        self._take(live)
+        self._ports.emit(
+            SourceLost(
+                at_s=self._ports.clock(),
+                request_id=self._context.id,
+                source=lost.target.name,
+                target=live.target.name,
+                index=at,
+                reason=str(err),
+            )
+        )
+
+    def _fallback_starts(self, lost: Target, at: int) -> list[tuple[Target, float]]:
+        """The prepared target first, then others (local ones before), those that failed already, the lost one last."""
+        ahead = self._ahead.target if self._ahead is not None else None
+
+        def place(target: Target) -> tuple[bool, bool, bool, bool]:
+            return target is lost, target is not ahead, target.name in self._failed, not target.local
+
+        starts, after_s = [], 0.0
+        now_s = self._ports.clock()
+        for target in sorted(self._targets, key=place):
+            starts.append((target, after_s))
+            view = self._ports.board.view(target, self._context.model, now_s)
+            after_s += patience(view, self.prompt_tokens + at, self._policy.stall_s)
+        return starts
+
+    def _cut_error(self, at: int, err: MidstreamError) -> MidstreamError:
+        if self._rest_s() <= 0:
+            return LinkTimeout(f"the answer was cut at token {at}: the request's deadline passed")
+        return AnswerCut(f"the answer was cut at token {at}: {err.message}", next_step="ask again")
+
+    def _note_failure(self, target: Target, err: MidstreamError) -> None:
+        self._failed.add(target.name)
+        if not isinstance(err, RejectedError):
+            self._ports.board.failed(target, self._context.model, self._ports.clock())
+
+    def _settle(self, live: Live) -> None:
+        """Remember the decode rate, unless the reader was what held it back."""
+        if self._waited_s > self._blocked_s:
+            self._ports.board.decoded(live.target, self._context.model, self._waited_tokens, self._waited_s)
+
+    def _rest_s(self) -> float:
+        return max(0.0, self._context.deadline_at_s - self._ports.clock())
+
+    async def _close(self) -> None:
+        live, self._live = self._live, None
+        if self._ahead is not None:
+            self._give_up_ahead(None)
+        if live is not None:
+            self._settle(live)
+            self._cleanup.add(live.close())
+        if self.finish is not None:
+            self._ports.lengths.add(self._line.next)
+        await self._cleanup.drain()
+
+
+def most_telling(failed: AllFailed) -> MidstreamError:
+    """What the client should hear when no target answered: what is wrong with the request first, then a full house."""
+    errors = [err for _, err in failed.errors]
+    full = [err for err in errors if isinstance(err, Full)]
+    for err in errors:
+        if isinstance(err, RejectedError) and not isinstance(err, Full):
+            return err
+    return min(full, key=lambda err: err.retry_after_s) if full else errors[0]

@@ -1,0 +1,168 @@
+"""What can answer text: an engine with a name and a place, and what was seen of its health and speed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from math import inf
+from statistics import median
+
+from attrs import define, field, frozen
+
+from engines.port import TextEngine
+from protocol.text import TextCapabilities
+
+WINDOW = 32
+"""Recent requests per target that the views are made of."""
+
+MAX_WATCHED = 256
+"""Targets remembered at once; the least recently used is forgotten first (peers come and go)."""
+
+FIRST_REST_S, LONGEST_REST_S = 0.5, 30.0
+"""A failed target is left alone for the first span, doubled with each failure in a row up to the second."""
+
+
+@frozen
+class Target:
+    """One engine that can answer `models`. `local` means that nothing leaves this machine.
+
+    The rates are priors (from a profile or from the peer's own measurements) until requests have shown better.
+    Prices are money per token.
+    """
+
+    name: str
+    local: bool
+    engine: TextEngine
+    models: frozenset[str]
+    tokens_per_s: float | None = None
+    prefill_tokens_per_s: float | None = None
+    price_in: float = 0.0
+    price_out: float = 0.0
+
+
+@frozen
+class TargetView:
+    """What a decision may know of a target.
+
+    ttft_s: seconds to the first token of recent requests, sorted, infinite for failures. prefill_s: seconds per prompt
+    token (0: unknown). tokens_per_s: decode rate, None when never seen. continues: how it takes over an answer.
+    """
+
+    name: str
+    local: bool
+    up: bool = True
+    ttft_s: tuple[float, ...] = ()
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    tokens_per_s: float | None = None
+    price_in: float = 0.0
+    price_out: float = 0.0
+    continues: str = "text"
+
+    def ttft_quantile_s(self, ratio: float) -> float | None:
+        """The smallest seen TTFT that at least `ratio` of the requests kept; None without history."""
+        if not self.ttft_s:
+            return None
+        return self.ttft_s[min(len(self.ttft_s) - 1, int(ratio * len(self.ttft_s)))]
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """Queue and prefill of `tokens` tokens, as far as known."""
+        return self.queue_s + self.prefill_s * tokens
+
+
+@define
+class _Watch:
+    ttft_s: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
+    prefill_s: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
+    rates: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
+    failures: int = 0
+    rest_until_s: float = -inf
+    capabilities: TextCapabilities | None = None
+
+
+class TargetBoard:
+    """Remembers what happened with each (target, model): TTFT, rates, failures in a row, capabilities."""
+
+    def __init__(self) -> None:
+        self._watches: OrderedDict[tuple[str, str], _Watch] = OrderedDict()
+
+    def _watch(self, target: Target, model: str) -> _Watch:
+        key = (target.name, model)
+        watch = self._watches.setdefault(key, _Watch())
+        self._watches.move_to_end(key)
+        if len(self._watches) > MAX_WATCHED:
+            self._watches.popitem(last=False)
+        return watch
+
+    def started(self, target: Target, model: str, ttft_s: float, prefilled_tokens: int) -> None:
+        """A first token came after `ttft_s`, of which `prefilled_tokens` were not cached."""
+        watch = self._watch(target, model)
+        watch.failures, watch.rest_until_s = 0, -inf
+        watch.ttft_s.append(ttft_s)
+        if prefilled_tokens > 0:
+            watch.prefill_s.append(ttft_s / prefilled_tokens)
+
+    def failed(self, target: Target, model: str, now_s: float) -> None:
+        """It died, stalled or refused to be reached: leave it alone for a while."""
+        watch = self._watch(target, model)
+        watch.failures += 1
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(16, watch.failures - 1))
+        watch.rest_until_s = now_s + rest_s
+        watch.ttft_s.append(inf)
+
+    def decoded(self, target: Target, model: str, tokens: int, seconds: float) -> None:
+        """`tokens` tokens came in `seconds`, waits for the reader taken out."""
+        if tokens >= 4 and seconds > 0:
+            self._watch(target, model).rates.append(tokens / seconds)
+
+    async def capabilities(self, target: Target, model: str) -> TextCapabilities:
+        """Asked once, then remembered."""
+        watch = self._watch(target, model)
+        if watch.capabilities is None:
+            watch.capabilities = await target.engine.capabilities()
+        return watch.capabilities
+
+    def known(self, target: Target, model: str) -> TextCapabilities | None:
+        """Capabilities if they were asked before; nothing is sent."""
+        return self._watch(target, model).capabilities
+
+    def view(self, target: Target, model: str, now_s: float) -> TargetView:
+        """What decisions may know of `target` now. Asks the engine for its load only."""
+        watch = self._watch(target, model)
+        prior_s = 1.0 / target.prefill_tokens_per_s if target.prefill_tokens_per_s else 0.0
+        return TargetView(
+            name=target.name,
+            local=target.local,
+            up=now_s >= watch.rest_until_s,
+            ttft_s=tuple(sorted(watch.ttft_s)),
+            queue_s=target.engine.load().wait_s,
+            prefill_s=median(watch.prefill_s) if watch.prefill_s else prior_s,
+            tokens_per_s=median(watch.rates) if watch.rates else target.tokens_per_s,
+            price_in=target.price_in,
+            price_out=target.price_out,
+            continues=watch.capabilities.continues if watch.capabilities else "text",
+        )
+
+
+class AnswerLengths:
+    """Mean residual length of answers (max_tokens is no estimate): what is left when `generated` came already."""
+
+    def __init__(self, prior_tokens: float = 160.0, prior_weight: int = 4) -> None:
+        self._seen: deque[int] = deque(maxlen=200)
+        self._prior_tokens = prior_tokens
+        self._prior_weight = prior_weight
+
+    def add(self, tokens: int) -> None:
+        """An answer ended by itself after `tokens` tokens."""
+        self._seen.append(tokens)
+
+    def remaining_tokens(self, generated: int, max_tokens: int) -> float:
+        """Expected tokens still to come; an answer longer than all before it keeps the prior's (memoryless) rest."""
+        rests = [length - generated for length in self._seen if length > generated]
+        total = sum(rests) + self._prior_weight * self._prior_tokens
+        return min(float(max(0, max_tokens - generated)), total / (len(rests) + self._prior_weight))
+
+
+def names(targets: Sequence[Target]) -> tuple[str, ...]:
+    """Names in order, for messages."""
+    return tuple(target.name for target in targets)
