@@ -1,7 +1,7 @@
 """How much work may wait for a set of workers: Little's law over a measured service time. Pure arithmetic.
 
-A newcomer that finds `waiting` before it waits about (waiting + 1) * service / slots until it runs. Work is let in while
-that is within the wait target, so the room to wait is floor(wait_target * slots / service), recomputed as the
+A newcomer that finds `waiting` before it waits about (waiting + 1) * service / slots until it runs. Work is let in
+while that is within the wait target, so the room to wait is floor(wait_target * slots / service), recomputed as the
 service time drifts (J. D. C. Little, "A Proof for the Queuing Formula: L = lambda W", Operations Research 9(3), 1961).
 """
 

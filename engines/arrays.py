@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping
-from math import prod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import BadRequest, EngineError
+from protocol.oip_data import elements_of, pack_bytes
 from protocol.tensors import Tensor, check_tensor
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
 
     check_tensor(tensor)
     if tensor.datatype == "BYTES":
-        elements = list(split_bytes(tensor))
+        elements = elements_of(tensor)
         array = np.empty(len(elements), dtype=object)
         array[:] = elements
         return array.reshape(tensor.shape)
@@ -49,7 +48,8 @@ def to_tensor(name: str, array: NDArray[Any]) -> Tensor:
     import numpy as np
 
     if array.dtype.kind in "OSU":
-        return Tensor(name, "BYTES", tuple(array.shape), join_bytes(array))
+        elements = [e if isinstance(e, bytes) else str(e).encode() for e in array.reshape(-1).tolist()]
+        return Tensor(name, "BYTES", tuple(array.shape), pack_bytes(elements))
     datatype = datatype_of(array.dtype, name)
     whole = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return Tensor(name, datatype, tuple(array.shape), whole.reshape(-1).view(np.uint8).data)
@@ -63,29 +63,3 @@ def datatype_of(dtype: np.dtype[Any] | type, name: str) -> str:
     if found is None:
         raise EngineError(f"tensor {name!r} has elements of type {np.dtype(dtype).name}, which no request can carry")
     return found
-
-
-def split_bytes(tensor: Tensor) -> Iterator[bytes]:
-    """Elements of a BYTES tensor: each a little-endian u32 length and that many bytes; lengths are checked first."""
-    data = memoryview(tensor.data).cast("B")
-    at = 0
-    for _ in range(prod(tensor.shape)):
-        if at + 4 > len(data):
-            raise BadRequest("BYTES data ends within a length", field=f"{tensor.name}.data")
-        (length,) = struct.unpack_from("<I", data, at)
-        at += 4
-        if at + length > len(data):
-            raise BadRequest("BYTES data ends within an element", field=f"{tensor.name}.data")
-        yield bytes(data[at : at + length])
-        at += length
-    if at != len(data):
-        raise BadRequest(f"BYTES data has {len(data) - at} bytes too many", field=f"{tensor.name}.data")
-
-
-def join_bytes(array: NDArray[Any]) -> bytes:
-    """Elements as length-prefixed bytes; text becomes UTF-8."""
-    parts: list[bytes] = []
-    for element in array.reshape(-1).tolist():
-        raw = element if isinstance(element, bytes) else str(element).encode()
-        parts += (struct.pack("<I", len(raw)), raw)
-    return b"".join(parts)

@@ -32,7 +32,7 @@ _log = logging.getLogger("midstream.engines.executor")
 
 @frozen
 class ExecutorMetrics:
-    """A snapshot. service_s: one run on a core of its own, None before the first; wait_s: what a newcomer would wait."""
+    """A snapshot. service_s: one run on a core of its own, or None; wait_s: what a newcomer would wait."""
 
     waiting: int
     running: int
@@ -84,9 +84,7 @@ class BoundedExecutor:
         self._workers = workers
         self._clock = clock
         self._emit = emit
-        self._admission = Admission(
-            workers, wait_target_s, parallel=parallel, max_waiting=max_waiting, bounded=bounded
-        )
+        self._admission = Admission(workers, wait_target_s, parallel=parallel, max_waiting=max_waiting, bounded=bounded)
         self._changed = threading.Condition()
         self._queue: deque[Ticket] = deque()
         self._threads: list[threading.Thread] = []
@@ -252,9 +250,7 @@ class BoundedExecutor:
         self._queue.append(ticket)
         self._peak_waiting = max(self._peak_waiting, len(self._queue))
         if len(self._threads) < self._workers and self._running_here + len(self._queue) > len(self._threads):
-            thread = threading.Thread(
-                target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True
-            )
+            thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
         self._changed.notify_all()
@@ -298,7 +294,7 @@ class BoundedExecutor:
     def _tell(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
         try:
             ticket.on_done(result, error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged with its trace
             # A bug in the callback must not end the worker, nor the reader that ran the work itself.
             _log.exception("%s: a callback failed", self._name)
 

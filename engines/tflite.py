@@ -1,4 +1,4 @@
-"""TensorRuntime over LiteRT (ai-edge-litert) or its dead predecessor tflite-runtime; the only module that names them."""
+"""TensorRuntime over LiteRT (ai-edge-litert) or its predecessor tflite-runtime; the only module that names them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ class TfliteModel:
             self._allocate({t.name: t.shape for t in tensors})
         except (ValueError, RuntimeError) as err:
             self._allocate(self._shapes)
-            raise BadRequest(f"{self._file.name} does not take these shapes: {_first_line(err)}", field="inputs") from err
+            raise BadRequest(
+                f"{self._file.name} does not take these shapes: {_first_line(err)}", field="inputs"
+            ) from err
         self._shapes = {t.name: t.shape for t in tensors}
 
     def _allocate(self, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -153,7 +155,7 @@ def _check_numpy(package: _Package) -> None:
 
 
 def numpy_conflict(distribution: str, numpy_version: str) -> str | None:
-    """Why this pair cannot work, or None: tflite-runtime was built for numpy 1 and dies in its Interpreter on numpy 2."""
+    """Why this pair cannot work, or None: tflite-runtime was built for numpy 1 and fails to load models with 2."""
     if distribution == TFLITE_RUNTIME.distribution and int(numpy_version.split(".")[0]) >= 2:
         return f"tflite-runtime does not work with numpy {numpy_version}"
     return None

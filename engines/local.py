@@ -1,0 +1,271 @@
+"""TensorEndpoint for models on this device: store -> pool -> bounded executor."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from attrs import define, field, frozen
+
+from engines.digest import file_sha256
+from engines.executor import BoundedExecutor, Ticket
+from engines.pool import Closable, Lease, ModelPool, estimate_bytes
+from engines.port import TensorAnswer, TensorModel, TensorRuntime
+from protocol.clock import Clock
+from protocol.errors import BadRequest, EngineError, Full, NotFound
+from protocol.models import CatalogueEntry
+from protocol.tensors import Tensor, TensorSpec
+
+LOAD_WAIT_S = 30.0
+"""Loads go one after the other, so that two large models never peak in memory together; a Pi loads one in seconds."""
+
+MAX_REGISTERED = 4096
+"""Heads and tails of all bundles of a house; more is a leak."""
+
+
+class ModelFiles(Protocol):
+    """What a local endpoint needs of the model store."""
+
+    def entry(self, name: str) -> CatalogueEntry: ...
+
+    def path(self, name: str) -> Path: ...
+
+
+@frozen
+class Registered:
+    """A file that answers under a name of its own: a head, a tail, or a model outside the catalogue."""
+
+    name: str
+    file: Path
+    digest: str
+    runtime: str
+
+
+@define(eq=False)
+class _Slot:
+    """A loaded model; `turn` keeps its runs apart when the runtime cannot run it in two threads at once."""
+
+    model: TensorModel
+    digest: str
+    turn: threading.Lock | None = field(default=None)
+
+    def close(self) -> None:
+        self.model.close()
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.turn is None:
+            return self.model.run(inputs)
+        with self.turn:
+            return self.model.run(inputs)
+
+
+class LocalEndpoint:
+    """Runs models by name. All methods are for the event loop's thread.
+
+    Args:
+        files: the model store, or None when everything is registered by hand.
+        pool: memory of all models of this process.
+        executor: where runs wait and run; its owner closes it.
+        runtimes: by format (`onnx`, `tflite`).
+        threads: per run.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles | None,
+        pool: ModelPool,
+        executor: BoundedExecutor,
+        runtimes: Mapping[str, TensorRuntime],
+        *,
+        threads: int = 1,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._pool = pool
+        self._executor = executor
+        self._runtimes = dict(runtimes)
+        self._threads = threads
+        self._clock = clock
+        self._registered: dict[str, Registered] = {}
+        self._pinned: dict[str, Lease[Closable]] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._loader = BoundedExecutor(f"{executor.name}-load", 1, LOAD_WAIT_S, clock)
+
+    async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
+        """Answer within `deadline_s` seconds from now.
+
+        Raises NotFound, BadRequest, Full (no room, or the queue alone would pass the deadline) or EngineError.
+        """
+        began_s = self._clock()
+        wait_s = self._executor.wait_s()
+        if wait_s > deadline_s:
+            raise Full(f"the queue is {wait_s:.2f} s long, the deadline {deadline_s:.2f} s", retry_after_s=wait_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                run = _Run(await self._lease(self._resolve(model)), tuple(inputs))
+                try:
+                    outputs, ticket = await self._executor.run_timed(run)
+                finally:
+                    run.abandon()
+        except TimeoutError as err:
+            raise EngineError(
+                f"{model} did not answer within {deadline_s:.2f} s", next_step="allow more time, or use another arm"
+            ) from err
+        return TensorAnswer(outputs, run.digest, wait_s=self._waited(ticket, began_s), compute_s=ticket.run_s)
+
+    def wait_s(self) -> float:
+        """Seconds a request that came now would wait before it runs."""
+        return self._executor.wait_s()
+
+    def register(self, name: str, file: Path, digest: str | None = None, runtime: str | None = None) -> None:
+        """Let `file` answer as `name`. `digest` is hashed when absent; `runtime` follows from the suffix.
+
+        Registering a name again replaces it; the model loaded before is forgotten when its last request ends.
+        """
+        if len(self._registered) >= MAX_REGISTERED and name not in self._registered:
+            raise EngineError(f"{MAX_REGISTERED} models are registered already", next_step="remove old bundles")
+        if not file.is_file():
+            raise EngineError(f"{file.name} is not there", next_step="fetch it again")
+        kind = runtime or file.suffix.removeprefix(".")
+        found = Registered(name, file, digest or file_sha256(file), kind)
+        if self._registered.get(name, found) != found:
+            self.unregister(name)
+        self._registered[name] = found
+
+    def unregister(self, name: str) -> None:
+        """Forget a registered name and its loaded model; unknown names are fine."""
+        self._unpin(name)
+        if self._registered.pop(name, None) is not None:
+            self._pool.drop(name)
+
+    async def preload(self, name: str, *, keep: bool = False) -> None:
+        """Load before the first request; with `keep`, stay loaded until unregister or close.
+
+        Raises NotFound, EngineError, or Full when models in use hold the memory.
+        """
+        lease = await self._lease(self._resolve(name))
+        if keep and name not in self._pinned:
+            self._pinned[name] = lease
+        else:
+            lease.release()
+
+    def loaded(self, name: str) -> bool:
+        """Whether `name` answers without loading first."""
+        return self._pool.loaded(name)
+
+    async def describe(self, name: str) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec], str]:
+        """Inputs, outputs and digest of a model, loading it if needed."""
+        with await self._lease(self._resolve(name)) as slot:
+            assert isinstance(slot, _Slot)
+            return slot.model.inputs, slot.model.outputs, slot.digest
+
+    def names(self) -> tuple[str, ...]:
+        """Registered names, in order of registration."""
+        return tuple(self._registered)
+
+    async def close(self) -> None:
+        """Stop loading, unpin; the pool and the executor belong to who made them."""
+        tasks = list(self._loading.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for name in list(self._pinned):
+            self._unpin(name)
+        await asyncio.to_thread(self._loader.close)
+
+    def _resolve(self, name: str) -> Registered:
+        registered = self._registered.get(name)
+        if registered is not None:
+            return registered
+        if self._files is None:
+            raise NotFound(f"there is no model {name[:100]!r} here", field="model")
+        entry = self._files.entry(name)
+        if entry.format not in self._runtimes:
+            raise BadRequest(
+                f"{name} is a {entry.format} file, which takes no tensors here",
+                next_step=f"tensor models here are {', '.join(self._runtimes)}",
+                field="model",
+            )
+        return Registered(name, self._files.path(name), entry.sha256, entry.format)
+
+    async def _lease(self, wanted: Registered) -> Lease[Closable]:
+        """Lease a loaded model, else load it off the loop; those who come meanwhile share the load."""
+        while True:
+            lease = self._pool.try_acquire(wanted.name)
+            if lease is not None:
+                return lease
+            task = self._loading.get(wanted.name)
+            if task is None:
+                task = asyncio.create_task(self._load(wanted), name=f"load {wanted.name}")
+                self._loading[wanted.name] = task
+                task.add_done_callback(lambda _: self._loading.pop(wanted.name, None))
+            await asyncio.shield(task)
+
+    async def _load(self, wanted: Registered) -> None:
+        runtime = self._runtimes.get(wanted.runtime)
+        if runtime is None:
+            raise EngineError(
+                f"no engine here runs {wanted.runtime!r} files",
+                next_step=f"install midstream[{wanted.runtime}] or use another model",
+            )
+        lease = await self._loader.run(
+            self._pool.acquire, wanted.name, _size_bytes(wanted.file), _loader(runtime, wanted, self._threads)
+        )
+        lease.release()
+
+    def _unpin(self, name: str) -> None:
+        lease = self._pinned.pop(name, None)
+        if lease is not None:
+            lease.release()
+
+    def _waited(self, ticket: Ticket, began_s: float) -> float:
+        """Everything before the run: loading, if any, and the queue."""
+        return max(0.0, ticket.arrived_s - began_s) + ticket.wait_s
+
+
+class _Run:
+    """One run under a lease. Whoever is first, the worker or the one who gives up, takes the lease and ends it.
+
+    So work that was cancelled in the queue frees its model at once, and work under way keeps it until it ends.
+    """
+
+    def __init__(self, lease: Lease[Closable], inputs: tuple[Tensor, ...]) -> None:
+        slot = lease.value
+        assert isinstance(slot, _Slot)
+        self.digest = slot.digest
+        self._slot = slot
+        self._lease = lease
+        self._inputs = inputs
+        self._claim = threading.Lock()
+
+    def __call__(self) -> Sequence[Tensor]:
+        if not self._claim.acquire(blocking=False):
+            return ()
+        try:
+            return self._slot.run(self._inputs)
+        finally:
+            self._lease.release()
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        if self._claim.acquire(blocking=False):
+            self._lease.release()
+
+
+def _loader(runtime: TensorRuntime, wanted: Registered, threads: int) -> Callable[[], _Slot]:
+    def load() -> _Slot:
+        model = runtime.load(wanted.file, threads)
+        return _Slot(model, wanted.digest, None if getattr(model, "thread_safe", False) else threading.Lock())
+
+    return load
+
+
+def _size_bytes(file: Path) -> int:
+    try:
+        return estimate_bytes(file)
+    except OSError as err:
+        raise EngineError(f"{file.name} cannot be read: {err.strerror}", next_step="pull the model again") from err

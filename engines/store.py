@@ -1,0 +1,306 @@
+"""The model store: <root>/<name>/<filename> with entry.json beside it. Files appear whole and checked, or not at all.
+
+Blocking; the command line calls it directly, the houses from a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from attrs import evolve, frozen
+
+from engines.catalogue import check_filename, check_name, is_name
+from engines.digest import CHUNK_BYTES, file_sha256
+from engines.fetch import FetchSettings, fetch, needed_bytes
+from engines.incoming import FreeBytes, Incoming, Progress, check_space, free_bytes, no_progress
+from engines.model_files import sniff
+from protocol.decode import decode, encode
+from protocol.durable import disk_error, read_durable, write_durable
+from protocol.errors import ConfigError, EngineError, NotFound
+from protocol.models import CatalogueEntry, Source
+
+ENTRY_FILE = "entry.json"
+LOCK_WAIT_S = 3600.0
+"""How long a pull waits for another process that pulls the same model."""
+
+
+@frozen
+class Stored:
+    """A known model; `path` is None until it is pulled."""
+
+    entry: CatalogueEntry
+    path: Path | None
+
+
+class ModelStore:
+    """Models on disk, by catalogue name.
+
+    Args:
+        root: folder of the store; made when first needed.
+        catalogue: entries by name, see engines.catalogue.
+        settings: how sources are reached.
+        measure_free: free bytes on a folder's disk.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        catalogue: Mapping[str, CatalogueEntry],
+        settings: FetchSettings | None = None,
+        *,
+        measure_free: FreeBytes = free_bytes,
+        lock_wait_s: float = LOCK_WAIT_S,
+    ) -> None:
+        self.root = root
+        self._catalogue = dict(catalogue)
+        self._settings = settings or FetchSettings()
+        self._measure_free = measure_free
+        self._lock_wait_s = lock_wait_s
+
+    def entries(self) -> tuple[CatalogueEntry, ...]:
+        """Every known model: the catalogue's and those added, by name."""
+        return tuple(stored.entry for stored in self.list())
+
+    def list(self) -> tuple[Stored, ...]:
+        """Every known model with where it is, by name."""
+        names = set(self._catalogue) | {folder.name for folder in self._folders()}
+        found = [self._stored(name) for name in sorted(names)]
+        return tuple(stored for stored in found if stored is not None)
+
+    def entry(self, name: str) -> CatalogueEntry:
+        """The entry of a known model. Raises NotFound."""
+        stored = self._stored(name)
+        if stored is None:
+            known = ", ".join(sorted(self._catalogue)[:20])
+            raise NotFound(
+                f"there is no model {name[:100]!r}", next_step=f"midstream models list; known: {known}", field="model"
+            )
+        return stored.entry
+
+    def path(self, name: str) -> Path:
+        """The file of a pulled model. Raises NotFound when it is unknown or not here yet."""
+        entry = self.entry(name)
+        file = self.root / name / entry.filename
+        if not file.is_file():
+            raise NotFound(f"{name} is not on this machine", next_step=f"midstream models pull {name}", field="model")
+        return file
+
+    def pull(self, name: str, progress: Progress = no_progress) -> Path:
+        """Bring a model here, continuing an interrupted pull; at once when it is here already.
+
+        Raises NotFound, LinkError, EngineError (wrong bytes) or ConfigError (disk, pip).
+        """
+        entry = self._catalogue.get(name) or self.entry(name)
+        target = self.root / name / entry.filename
+        with self._locked(name):
+            if not self._holds(name, entry):
+                self._pull_into(target, entry, progress)
+                self._write_entry(name, entry)
+        progress(entry.size_bytes, entry.size_bytes)
+        return target
+
+    def add(
+        self,
+        file: Path,
+        *,
+        name: str | None = None,
+        recipe: str | None = None,
+        licence: str = "",
+        description: str = "",
+        chat_template: str | None = None,
+        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        progress: Progress = no_progress,
+    ) -> CatalogueEntry:
+        """Copy a model file of the user's into the store, under `name` or the file's own.
+
+        Raises ConfigError when it is not an ONNX, TFLite or GGUF file or the name is taken.
+        """
+        kind = sniff(file)
+        name = check_name(name or _plain(file.stem))
+        if self._stored(name) is not None:
+            raise ConfigError(
+                f"there is a model {name!r} already", next_step="choose another with --name", field="name"
+            )
+        entry = CatalogueEntry(
+            name=name,
+            format=kind,
+            filename=check_filename(_plain(file.name)),
+            sha256=file_sha256(file),
+            size_bytes=file.stat().st_size,
+            source=Source("file", file=str(file.resolve())),
+            licence=licence,
+            description=description,
+            recipe=recipe,
+            input_shapes=dict(input_shapes or {}),
+            chat_template=chat_template,
+        )
+        with self._locked(name):
+            self._pull_into(self.root / name / entry.filename, entry, progress)
+            self._write_entry(name, entry)
+        return entry
+
+    def remove(self, name: str) -> None:
+        """Delete a model's files and partial downloads; the catalogue still knows it. Raises NotFound when absent."""
+        check_name(name)
+        with self._locked(name):
+            present = (self.root / name).is_dir() or self._work(name).is_dir()
+            if not present:
+                raise NotFound(f"{name} is not on this machine", field="model")
+            try:
+                shutil.rmtree(self._work(name), ignore_errors=True)
+                if (self.root / name).is_dir():
+                    shutil.rmtree(self.root / name)
+            except OSError as err:
+                raise disk_error(err, self.root / name) from err
+
+    def verify(self, name: str) -> Path:
+        """Hash the file again. Raises NotFound, or EngineError after moving a wrong file aside."""
+        file = self.path(name)
+        entry = self.entry(name)
+        with self._locked(name):
+            try:
+                found = file_sha256(file)
+                if found == entry.sha256:
+                    return file
+                aside = self.root / ".aside" / f"{name}-{file.name}"
+                aside.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(aside)
+            except OSError as err:
+                raise disk_error(err, file) from err
+        raise EngineError(
+            f"{name} is damaged: sha256 {found[:16]}... instead of {entry.sha256[:16]}...; the file is kept as {aside}",
+            next_step=f"midstream models pull {name}",
+        )
+
+    def put_file(
+        self, name: str, filename: str, sha256: str, chunks: Iterable[bytes], size_bytes: int | None = None
+    ) -> Path:
+        """Place one file of a set that is not in the catalogue (a bundle's heads), checked by its sha256.
+
+        Of several processes each writes a copy of its own. Raises EngineError for wrong bytes, ConfigError for a full
+        disk. A file that is there already with this digest is left alone, and `chunks` untouched.
+        """
+        target = self.file_path(name, filename)
+        with self._locked(name):
+            if target.is_file() and file_sha256(target) == sha256:
+                return target
+            whole = b"".join(chunks) if size_bytes is None else None
+            if whole is not None:
+                size_bytes = len(whole)
+                chunks = (whole[at : at + CHUNK_BYTES] for at in range(0, len(whole), CHUNK_BYTES))
+            assert size_bytes is not None
+            check_space(self.root, size_bytes, self._measure_free)
+            partial = self._work(name) / f"{filename}.part"
+            partial.unlink(missing_ok=True)
+            with Incoming(partial, target, sha256, size_bytes, no_progress) as incoming:
+                for chunk in chunks:
+                    incoming.write(chunk)
+                placed = incoming.commit()
+            shutil.rmtree(self._work(name), ignore_errors=True)
+            return placed
+
+    def file_path(self, name: str, filename: str) -> Path:
+        """Where put_file places a file; it need not be there."""
+        return self.root / check_name(name) / check_filename(filename)
+
+    def _pull_into(self, target: Path, entry: CatalogueEntry, progress: Progress) -> None:
+        work = self._work(entry.name)
+        partial = work / f"{entry.sha256[:16]}.part"
+        here_bytes = partial.stat().st_size if partial.exists() else 0
+        check_space(self.root, max(0, needed_bytes(entry) - here_bytes), self._measure_free)
+        with Incoming(partial, target, entry.sha256, entry.size_bytes, progress) as incoming:
+            fetch(entry, incoming, work, self._settings, progress)
+            incoming.commit()
+        shutil.rmtree(work, ignore_errors=True)
+
+    def _holds(self, name: str, entry: CatalogueEntry) -> bool:
+        """Whether the pulled file is the one that `entry` means; a new release may mean another one."""
+        file = self.root / name / entry.filename
+        try:
+            if not file.is_file() or file.stat().st_size != entry.size_bytes:
+                return False
+        except OSError:
+            return False
+        kept = self._read_entry(name)
+        if kept is not None and kept.sha256 == entry.sha256:
+            return True
+        if file_sha256(file) != entry.sha256:
+            return False
+        self._write_entry(name, entry)
+        return True
+
+    def _stored(self, name: str) -> Stored | None:
+        if not is_name(name):
+            return None
+        kept = self._read_entry(name) if (self.root / name / ENTRY_FILE).exists() else None
+        entry = self._catalogue.get(name)
+        if entry is None:
+            entry = kept
+        elif kept is not None and kept.sha256 != entry.sha256:
+            # Until it is pulled again, what is here is what answers, with the digest that it has.
+            entry = evolve(entry, sha256=kept.sha256, size_bytes=kept.size_bytes, filename=kept.filename)
+        if entry is None:
+            return None
+        file = self.root / name / entry.filename
+        return Stored(entry, file if file.is_file() else None)
+
+    def _folders(self) -> Iterator[Path]:
+        try:
+            listed = sorted(self.root.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as err:
+            raise disk_error(err, self.root) from err
+        for folder in listed:
+            if not folder.name.startswith(".") and (folder / ENTRY_FILE).exists():
+                yield folder
+
+    def _read_entry(self, name: str) -> CatalogueEntry | None:
+        check = lambda data: decode(CatalogueEntry, data, what=f"{name}/{ENTRY_FILE}")  # noqa: E731
+        return read_durable(self.root / name / ENTRY_FILE, check)
+
+    def _write_entry(self, name: str, entry: CatalogueEntry) -> None:
+        write_durable(self.root / name / ENTRY_FILE, encode(entry), mode=0o644)
+
+    def _work(self, name: str) -> Path:
+        return self.root / ".incoming" / name
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """One writer per model, across processes; the lock ends with the process that held it."""
+        file = self.root / ".locks" / f"{check_name(name)}.lock"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            handle = file.open("a")
+        except OSError as err:
+            raise disk_error(err, file) from err
+        with handle:
+            self._take(handle, name)
+            yield
+
+    def _take(self, handle: TextIO, name: str) -> None:
+        end_s = time.monotonic() + self._lock_wait_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as err:
+                if time.monotonic() > end_s:
+                    raise ConfigError(
+                        f"another process has been working on {name} for {self._lock_wait_s:g} s",
+                        next_step="wait for it, or end it",
+                    ) from err
+                time.sleep(0.1)
+            else:
+                return
+
+
+def _plain(text: str) -> str:
+    """`text` with everything that a name may not hold turned into dashes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "model"
