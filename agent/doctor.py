@@ -19,6 +19,7 @@ from attrs import frozen
 
 from agent.config import AgentConfig
 from protocol.clock import WallClock, wall_now
+from protocol.errors import MidstreamError
 
 Level = Literal["ok", "warning", "error"]
 
@@ -48,7 +49,7 @@ def run(checks: Sequence[tuple[str, Checker]]) -> list[Finding]:
     for name, check in checks:
         try:
             found.extend(check())
-        except Exception as err:  # a doctor that dies of a symptom helps nobody
+        except (MidstreamError, OSError, ValueError, ImportError) as err:
             found.append(Finding(name, "error", f"the check failed: {err}", "report this with the text above"))
     return found
 

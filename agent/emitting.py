@@ -30,9 +30,9 @@ NAMES: Mapping[type[Event], str] = {
     ArmSwitched: "switch",
     TextDone: "text_done",
     HandedOver: "handoff",
-    SourceLost: "cloud_lost",
+    SourceLost: "source_lost",
 }
-"""The events that go to `--events` and to `--json`, by their name there."""
+"""The events that go to `--events` and to `--json`, by their name there; a lost cloud is `cloud_lost`."""
 
 
 class Fanout:
@@ -107,6 +107,8 @@ def record(event: Event) -> dict[str, Any] | None:
     name = NAMES.get(type(event))
     if name is None:
         return None
+    if isinstance(event, SourceLost) and event.source == "cloud":
+        name = "cloud_lost"
     return {"event": name, **attrs.asdict(event)}
 
 

@@ -16,20 +16,20 @@ from attrs import frozen
 from agent.apply import Action, apply
 from agent.bounds import clamp
 from agent.config import PolicyBounds
-from protocol.acceptance import Refused, accept
+from protocol.acceptance import Refused, Verdict, judge
 from protocol.clock import Clock, WallClock
-from protocol.decode import decode, decode_listing
+from protocol.decode import decode
 from protocol.documents import Reported
 from protocol.durable import read_durable, write_durable
 from protocol.errors import MidstreamError, ProtocolError
 from protocol.events import Emit, PolicyJudged
 from protocol.policy import Policy
-from protocol.signature import Envelope, verify
+from protocol.signature import Envelope, decode_envelope, verify
 
 log = logging.getLogger("midstream.agent.policy")
 
-MALFORMED = "malformed"
-MAX_IGNORED = 32
+NOT_KEPT = "not_kept"
+"""Our own reason code: the document is good, and the disk would not take it."""
 
 
 @frozen(kw_only=True)
@@ -78,7 +78,7 @@ class PolicyHolder:
         """Take up the last good policy; a damaged file falls back to the one before, then to the defaults."""
         payload = read_durable(self._path, self._check_kept)
         if payload is not None:
-            asked = _policy_of(decode(Envelope, payload, what="the kept policy"))
+            asked = _policy_of(decode_envelope(payload))
             self._swap(asked, payload)
             self._reported = Reported(
                 version=asked.version, epoch=asked.epoch, accepted=True, code="kept", held_version=asked.version
@@ -90,36 +90,39 @@ class PolicyHolder:
             return None
         verdict = await asyncio.to_thread(self._judge, payload)
         if isinstance(verdict, Refused):
-            return self._refuse(payload, verdict)
+            return self._refuse(payload, verdict.code, verdict.detail)
+        if verdict.code == "unchanged":
+            return self._reported
         try:
             # Durable before it is in force: after a power cut the device must not fall back behind what it reported.
             await asyncio.to_thread(write_durable, self._path, payload)
         except MidstreamError as err:
-            return self._refuse(b"", Refused("not_kept", err.message), verdict)
+            return self._refuse(payload, NOT_KEPT, str(err), judge_again=True)
         return self._take(verdict, payload)
 
-    def _judge(self, payload: bytes) -> Policy | Refused:
+    def _judge(self, payload: bytes) -> Verdict | Refused:
         try:
-            envelope = decode(Envelope, payload, what="the policy envelope")
+            envelope = decode_envelope(payload)
         except MidstreamError as err:
-            return Refused(MALFORMED, err.message)
+            return Refused("malformed", str(err))
         ports = self._ports
-        return accept(envelope, self._held.asked, ports.keys, ports.labels, ports.wall())
+        return judge(envelope, self._held.asked, ports.keys, ports.labels, ports.wall())
 
-    def _take(self, asked: Policy, payload: bytes) -> Reported:
-        sections = self._swap(asked, payload)
-        ignored = _ignored(payload)
+    def _take(self, verdict: Verdict, payload: bytes) -> Reported:
+        asked = verdict.policy
+        self._refused_payload = b""
         self._reported = Reported(
             version=asked.version,
             epoch=asked.epoch,
             accepted=True,
-            code="accepted",
-            sections=sections,
+            code=verdict.code,
+            detail=verdict.detail,
+            sections=self._swap(asked, payload),
             held_version=asked.version,
-            ignored=ignored[:MAX_IGNORED],
+            ignored=verdict.ignored,
         )
         log.info("policy version %d is in force", asked.version)
-        self._emit(asked.version, True, "accepted")
+        self._tell(asked.version, True, verdict.code)
         return self._reported
 
     def _swap(self, asked: Policy, payload: bytes) -> dict[str, str]:
@@ -127,30 +130,28 @@ class PolicyHolder:
         before, self._held = self._held, _Held(asked, followed, payload)
         return apply(before.followed, followed, self._ports.actions) | clamped
 
-    def _refuse(self, payload: bytes, refused: Refused, asked: Policy | None = None) -> Reported:
-        # A clock that is set later may make the same document acceptable, so it must be judged again.
-        self._refused_payload = payload if self._ports.wall().trusted else b""
-        seen = asked or _peek(payload)
-        held = self._held.asked
+    def _refuse(self, payload: bytes, code: str, detail: str, *, judge_again: bool = False) -> Reported:
+        # A clock that is set later, or a disk with room again, may make the same document acceptable.
+        self._refused_payload = b"" if judge_again or not self._ports.wall().trusted else payload
+        seen, held = _peek(payload), self._held.asked
         self._reported = Reported(
             version=seen.version,
             epoch=seen.epoch,
             accepted=False,
-            code=refused.code,
-            detail=refused.detail,
+            code=code,
+            detail=detail,
             held_version=held.version if held else 0,
         )
-        log.warning("policy version %d refused: %s (%s)", seen.version, refused.code, refused.detail)
-        self._emit(seen.version, False, refused.code)
+        log.warning("policy version %d refused: %s (%s)", seen.version, code, detail)
+        self._tell(seen.version, False, code)
         return self._reported
 
-    def _emit(self, version: int, accepted: bool, code: str) -> None:
-        event = PolicyJudged(at_s=self._ports.clock(), version=version, accepted=accepted, code=code)
-        self._ports.emit(event)
+    def _tell(self, version: int, accepted: bool, code: str) -> None:
+        self._ports.emit(PolicyJudged(at_s=self._ports.clock(), version=version, accepted=accepted, code=code))
 
     def _check_kept(self, data: bytes) -> bytes:
         """Kept documents are verified again, for the disk is not the coordinator; their dates are not."""
-        envelope = decode(Envelope, data, what="the kept policy")
+        envelope = decode_envelope(data)
         if not verify(envelope, self._ports.keys):
             raise ProtocolError("the kept policy is not signed by this fleet", field="signature")
         _policy_of(envelope)
@@ -164,11 +165,6 @@ def _policy_of(envelope: Envelope) -> Policy:
 def _peek(payload: bytes) -> Policy:
     """Version and epoch of a document that is not trusted, for the report only."""
     try:
-        return _policy_of(decode(Envelope, payload, what="the policy envelope"))
+        return _policy_of(decode_envelope(payload))
     except MidstreamError:
         return Policy()
-
-
-def _ignored(payload: bytes) -> tuple[str, ...]:
-    envelope = decode(Envelope, payload, what="the policy envelope")
-    return decode_listing(Policy, envelope.payload, what="the policy")[1]

@@ -1,0 +1,127 @@
+"""`midstream models pull|add|list|rm|verify`: the model store from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent.cli.progress import ProgressBar
+from agent.config import AgentConfig, load
+from engines.catalogue import load_catalogue
+from engines.store import ModelStore
+from protocol.errors import MidstreamError
+
+MIB = 1 << 20
+
+
+def models(argv: list[str]) -> int:
+    """One sub-command. Exit code 1 when a model fails verification or a pull fails."""
+    options = _parser().parse_args(argv)
+    config = load({"models_dir": options.models_dir})
+    run: Callable[[ModelStore, argparse.Namespace], int] = options.run
+    return run(open_store(config), options)
+
+
+def open_store(config: AgentConfig) -> ModelStore:
+    """The store of this configuration: shipped catalogue, with the user's `catalogue.toml` over it."""
+    return ModelStore(config.models_dir, load_catalogue(config.models_dir / "catalogue.toml"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="midstream models", description="the model store of this machine")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--models-dir", help="folder of the store (default: MIDSTREAM_MODELS or the user's cache)")
+    shared.add_argument("--json", action="store_true", help="machine-readable output")
+    verbs = parser.add_subparsers(required=True, metavar="pull|add|list|rm|verify")
+    pull = verbs.add_parser("pull", help="bring models of the catalogue here", parents=[shared])
+    pull.add_argument("names", nargs="+")
+    pull.set_defaults(run=_pull)
+    add = verbs.add_parser("add", help="copy a model file of yours into the store", parents=[shared])
+    add.add_argument("file", type=Path)
+    add.add_argument("--name")
+    add.add_argument("--recipe", help="pre- and post-processing for encoded images")
+    add.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for GGUF files without one")
+    add.set_defaults(run=_add)
+    verbs.add_parser("list", help="what the catalogue knows and what is here", parents=[shared]).set_defaults(run=_list)
+    rm = verbs.add_parser("rm", help="delete models from this machine", parents=[shared])
+    rm.add_argument("names", nargs="+")
+    rm.set_defaults(run=_rm)
+    verify = verbs.add_parser("verify", help="compare files with their checksums", parents=[shared])
+    verify.add_argument("names", nargs="*", help="default: every model that is here")
+    verify.set_defaults(run=_verify)
+    return parser
+
+
+def _pull(store: ModelStore, options: argparse.Namespace) -> int:
+    pulled = []
+    for name in options.names:
+        with ProgressBar(f"pull {name}") as bar:
+            path = store.pull(name, bar.update)
+        pulled.append({"name": name, "path": str(path)})
+        if not options.json:
+            print(f"{name}: {path}")
+    if options.json:
+        print(json.dumps(pulled))
+    return 0
+
+
+def _add(store: ModelStore, options: argparse.Namespace) -> int:
+    template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
+    with ProgressBar(f"add {options.file.name}") as bar:
+        entry = store.add(
+            options.file, name=options.name, recipe=options.recipe, chat_template=template, progress=bar.update
+        )
+    print(json.dumps({"name": entry.name, "sha256": entry.sha256}) if options.json else f"added {entry.name}")
+    return 0
+
+
+def _list(store: ModelStore, options: argparse.Namespace) -> int:
+    rows: list[dict[str, Any]] = [
+        {
+            "name": stored.entry.name,
+            "format": stored.entry.format,
+            "size_bytes": stored.entry.size_bytes,
+            "here": stored.path is not None,
+            "licence": stored.entry.licence,
+            "description": stored.entry.description,
+        }
+        for stored in store.list()
+    ]
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    width = max((len(row["name"]) for row in rows), default=4)
+    for row in rows:
+        mark = "here" if row["here"] else "-"
+        size = f"{row['size_bytes'] / MIB:8.1f} MiB"
+        print(f"{row['name']:<{width}}  {mark:<4}  {row['format']:<6} {size}  {row['description']}")
+    return 0
+
+
+def _rm(store: ModelStore, options: argparse.Namespace) -> int:
+    for name in options.names:
+        store.remove(name)
+        if not options.json:
+            print(f"removed {name}")
+    if options.json:
+        print(json.dumps({"removed": options.names}))
+    return 0
+
+
+def _verify(store: ModelStore, options: argparse.Namespace) -> int:
+    names = options.names or [stored.entry.name for stored in store.list() if stored.path is not None]
+    results: dict[str, str] = {}
+    for name in names:
+        try:
+            store.verify(name)
+            results[name] = "ok"
+        except MidstreamError as err:
+            results[name] = str(err)
+        if not options.json:
+            print(f"{name}: {results[name]}")
+    if options.json:
+        print(json.dumps(results))
+    return 0 if all(result == "ok" for result in results.values()) else 1

@@ -1,0 +1,152 @@
+"""`midstream agent`, `status`, `doctor` and `join`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from agent.config import AgentConfig, load
+from agent.settings_table import SETTINGS
+from protocol.errors import ConfigError
+
+FLAGS = tuple(setting for setting in SETTINGS if setting.name != "join_token")
+"""A token on the command line would show in the process list; it comes from the environment or the file."""
+
+
+def agent(argv: list[str]) -> int:
+    """Run the agent until SIGTERM or Ctrl-C; drains first. 2 when the configuration or the port is wrong."""
+    parser = argparse.ArgumentParser(prog="midstream agent", description="run the agent on this device")
+    _add_settings(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON line per state change and seam move")
+    parser.add_argument("--events", type=Path, help="append one JSON line per finished request, switch and handoff")
+    options = parser.parse_args(argv)
+    config = _config(options)
+    _log_to_stderr(config.bounds.log_level or "info")
+    return asyncio.run(_run(config, options))
+
+
+def join(argv: list[str]) -> int:
+    """Enrol this device; harmless when it is enrolled already."""
+    from agent.compose_control import join_fleet
+
+    parser = argparse.ArgumentParser(prog="midstream join", description="enrol this device with a coordinator")
+    parser.add_argument("token", help="the token that the coordinator printed; - reads standard input")
+    _add_settings(parser)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    token = sys.stdin.readline().strip() if options.token == "-" else options.token
+    enrolment = asyncio.run(join_fleet(_config(options), token))
+    found = {"device_id": enrolment.device_id, "fleet": enrolment.fleet, "coordinator": enrolment.coordinator_host}
+    print(json.dumps(found) if options.json else f"joined fleet {enrolment.fleet} as {enrolment.device_id}")
+    return 0
+
+
+def status(argv: list[str]) -> int:
+    """What the running agent says of itself. 1 when none answers."""
+    from agent.cli.ask import agent_url, get_json
+
+    parser = argparse.ArgumentParser(prog="midstream status", description="what the running agent is doing")
+    parser.add_argument("--url", help="the agent's address (default: from the configuration)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    found = asyncio.run(get_json(agent_url(options.url), "/midstream/v1/status"))
+    print(json.dumps(found, indent=2) if options.json else "\n".join(status_lines(found)))
+    return 0
+
+
+def doctor(argv: list[str]) -> int:
+    """Run all checks. 0 all well, 1 something will not work, 3 something could be better."""
+    from agent.compose_control import coordinator_checks
+    from agent.doctor import exit_code, run, standard_checks
+
+    parser = argparse.ArgumentParser(
+        prog="midstream doctor",
+        description="check this device; exit code 0: all well, 1: something will not work, 3: could be better",
+    )
+    _add_settings(parser)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    config = _config(options)
+    findings = run([*standard_checks(config), *coordinator_checks(config)])
+    if options.json:
+        print(json.dumps([{"check": f.check, "level": f.level, "text": f.text, "next": f.next_step} for f in findings]))
+    else:
+        for finding in findings:
+            print(f"{finding.level:<8} {finding.check:<12} {finding.text}")
+            if finding.next_step:
+                print(f"{'':<21} next: {finding.next_step}")
+    return exit_code(findings)
+
+
+def status_lines(found: dict[str, Any]) -> list[str]:
+    """The status document for people."""
+    life = found.get("life", {})
+    where = found.get("coordinator") or "none"
+    lines = [
+        f"device       {found.get('device_id')}, up {found.get('uptime_s', 0):.0f} s, {found.get('version')}",
+        f"serving      {life.get('serving')} on {found.get('url')}",
+        f"coordinator  {life.get('connected')}: {where}",
+        f"profile      {life.get('profiled')}",
+        f"policy       version {found.get('policy', {}).get('version', 0)}",
+        f"tensors      {', '.join(found.get('tensor_models', [])) or 'none'}",
+        f"text         {found.get('text_model') or 'none'}",
+    ]
+    for warning in found.get("warnings", []):
+        step = f" - {warning['next_step']}" if warning.get("next_step") else ""
+        lines.append(f"warning      {warning['text']}{step}")
+    return lines
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, help="agent.toml (default: the user's, then /etc/midstream)")
+    for setting in FLAGS:
+        flag = "--" + setting.name.replace("_", "-")
+        parser.add_argument(flag, dest=f"set_{setting.name}", metavar="VALUE", help=setting.help.replace("%", "%%"))
+
+
+def _config(options: argparse.Namespace) -> AgentConfig:
+    flags = {setting.name: getattr(options, f"set_{setting.name}") for setting in FLAGS}
+    if options.config is not None and not options.config.is_file():
+        raise ConfigError(f"no configuration file at {options.config}", next_step="check --config", field="config")
+    return load(flags, file=options.config)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("midstream").setLevel(level.upper())
+
+
+async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
+    from agent.compose import compose
+    from agent.console import Console
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _ask_to_stop, stopping)
+    console = Console(json_lines=options.json, events_file=options.events)
+    try:
+        whole = compose(config, console)
+        await whole.supervisor.start()
+        try:
+            whole.tell_ready()
+            await stopping.wait()
+        finally:
+            await whole.supervisor.stop()
+    finally:
+        console.close()
+    return 0
+
+
+def _ask_to_stop(stopping: asyncio.Event) -> None:
+    """The first signal drains; a second one means now."""
+    if stopping.is_set():
+        os._exit(1)
+    stopping.set()

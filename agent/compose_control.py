@@ -1,0 +1,253 @@
+"""Composition of the control side: identity, discovery, control sessions, policy. No logic beyond wiring."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import define, field
+
+from agent.cloud_link import CloudLink
+from agent.config import AgentConfig
+from agent.connecting import LONGEST_PAUSE_S, Connector, ConnectorPorts
+from agent.control import Control, ControlPorts, will
+from agent.discovery import ATTEMPT_TIMEOUT_S, Candidate, Source
+from agent.doctor import Checker, Finding
+from agent.enrolment import enrolled_by, join
+from agent.epoch import next_epoch
+from agent.health import Health
+from agent.identity import Enrolment, IdentityStore
+from agent.last_good import LastGood
+from agent.policy import PolicyHolder
+from agent.registration import Registrar
+from agent.supervisor import LifeKeeper
+from links.http import HttpLink, Sink
+from links.mqtt import MqttChannel, MqttSettings
+from links.tls import client_context
+from protocol.clock import Clock, WallClock
+from protocol.errors import LinkError, MidstreamError
+from protocol.topics import Topics
+from protocol.trust import JoinToken, decode_join
+
+log = logging.getLogger("midstream.agent")
+
+SERVICE_TYPE = "_midstream._tcp"
+# Answers to a query come within a second or two; the browser waits this long for slow ones.
+BROWSE_S = 2.5
+# By convention 1883 is the port of MQTT without TLS; every other port is TLS.
+PLAIN_MQTT_PORT = 1883
+SESSION_EXPIRY_S = 86_400
+
+
+async def join_fleet(config: AgentConfig, token_text: str) -> Enrolment:
+    """Enrol with a join token, once; returns the present enrolment when the token was used by us before."""
+    import socket
+
+    token = decode_join(token_text)
+    store = IdentityStore(config.identity_dir)
+    present = store.enrolment()
+    if present is not None and enrolled_by(present, token):
+        return present
+    return await join(store, store.device_id(config.device_id, socket.gethostname()), token)
+
+
+def identity_context(store: IdentityStore, enrolment: Enrolment) -> ssl.SSLContext:
+    """TLS as this device: trusts the fleet's CA alone, shows the device's certificate."""
+    return client_context(enrolment.ca_pem, store.cert_path, store.key_path)
+
+
+def url_of(host: str, port: int) -> str:
+    """https URL of an address; IPv6 gets its brackets."""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+@define(kw_only=True, eq=False)
+class ControlSide:
+    """Everything the connected track needs, and the track itself (`run`)."""
+
+    config: AgentConfig
+    store: IdentityStore
+    device_id: str
+    boot: str
+    cloud: CloudLink
+    sink: Sink
+    on_link: Callable[[HttpLink], None]
+    keys: dict[str, bytes]
+    labels: dict[str, str]
+    holder: PolicyHolder
+    registrar: Registrar
+    life: LifeKeeper
+    health: Health
+    clock: Clock
+    wall: WallClock
+    connector: Connector | None = field(default=None, init=False)
+    enrolment: Enrolment | None = field(default=None, init=False)
+    context: ssl.SSLContext | None = field(default=None, init=False)
+
+    def open_identity(self) -> None:
+        """Take up an enrolment that is on disk: trust its policy keys and the policy kept under them."""
+        self._take(self.store.enrolment())
+
+    async def run(self) -> None:
+        """Join if there is a token, then stay connected; a device that never joined serves alone."""
+        if self.config.join_token:
+            await self._join(decode_join(self.config.join_token))
+        if self.enrolment is None:
+            self.health.warn(
+                "fleet", "this device has not joined a fleet", "`midstream join TOKEN` to use a coordinator"
+            )
+            return
+        self.context = identity_context(self.store, self.enrolment)
+        self.connector = Connector(self.enrolment, self._ports(self.enrolment))
+        await self.connector.run()
+
+    @property
+    def control(self) -> Control | None:
+        """The control session in use."""
+        session = self.connector.session if self.connector else None
+        return session if isinstance(session, Control) else None
+
+    async def _join(self, token: JoinToken) -> None:
+        pause_s = 1.0
+        while not enrolled_by(self.enrolment, token):
+            try:
+                self._take(await join(self.store, self.device_id, token))
+                self.health.clear("fleet")
+            except LinkError as err:
+                self.health.warn("fleet", f"cannot join yet: {err.message}", err.next_step)
+                await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+            except MidstreamError as err:
+                self.health.warn("fleet", f"cannot join: {err.message}", err.next_step)
+                return
+
+    def _take(self, enrolment: Enrolment | None) -> None:
+        self.enrolment = enrolment
+        if enrolment is not None:
+            self.keys.clear()
+            self.keys.update(enrolment.policy_keys)
+            self.labels["fleet"] = enrolment.fleet
+            self.holder.load()
+
+    def _ports(self, enrolment: Enrolment) -> ConnectorPorts:
+        config = self.config
+        static = Candidate(*config.coordinator, "static") if config.coordinator else None
+        fixed = (enrolment.broker_host, enrolment.broker_port) if enrolment.broker_host else None
+        return ConnectorPorts(
+            check=self._check,
+            sources=self._sources(enrolment),
+            open_session=self._open_session,
+            point_data=self._point_data,
+            data=self.cloud,
+            step=lambda event: self.life.step("connected", event),
+            health=self.health,
+            clock=self.clock,
+            last_good=LastGood(config.state_dir / "last_good.json"),
+            static=static,
+            fixed_broker=config.broker or fixed,
+        )
+
+    def _sources(self, enrolment: Enrolment) -> Sequence[Source]:
+        if not self.config.mdns:
+            return ()
+        return (lambda: browse(self.config.mdns_interfaces, enrolment),)
+
+    async def _check(self, candidate: Candidate) -> None:
+        link = HttpLink(
+            "coordinator", url_of(candidate.host, candidate.port), ssl=self.context, connect_s=ATTEMPT_TIMEOUT_S
+        )
+        try:
+            reply = await link.exchange("/healthz", {}, b"", ATTEMPT_TIMEOUT_S, method="GET")
+        finally:
+            await link.close()
+        if reply.status != 200:
+            raise LinkError(f"it answered its health check with {reply.status}")
+
+    async def _point_data(self, found: Candidate) -> None:
+        host, port = self.config.data_proxy or (found.host, found.port)
+        link = HttpLink("cloud", url_of(host, port), ssl=self.context, sink=self.sink, clock=self.clock)
+        self.on_link(link)
+        await self.cloud.point_to(link)
+
+    def _open_session(self, host: str, port: int) -> Control:
+        assert self.enrolment is not None and self.connector is not None
+        topics = Topics(self.enrolment.fleet, self.device_id)
+        epoch = next_epoch(self.config.state_dir / "epoch")
+        settings = MqttSettings(
+            host=host,
+            port=port,
+            client_id=self.device_id,
+            username=self.enrolment.mqtt_username,
+            password=self.enrolment.mqtt_password,
+            ssl=None if port == PLAIN_MQTT_PORT else self.context,
+            will=will(topics, epoch, self.boot),
+            session_expiry_s=SESSION_EXPIRY_S,
+        )
+        channel = MqttChannel(settings, self.clock, random.Random())
+        return Control(
+            channel,
+            topics,
+            epoch=epoch,
+            boot=self.boot,
+            holder=self.holder,
+            registrar=self.registrar,
+            ports=ControlPorts(
+                on_state=self.connector.on_state,
+                on_coordinator=self.connector.on_coordinator,
+                on_deaf=self.connector.on_deaf,
+                wall=self.wall,
+            ),
+        )
+
+
+async def browse(interfaces: Sequence[str], enrolment: Enrolment) -> Sequence[Candidate]:
+    """Coordinators of our fleet that answer by mDNS; all addresses of each. mDNS that cannot start finds nothing."""
+    from links.mdns import ZeroconfBrowser
+
+    browser = ZeroconfBrowser(interfaces)
+    try:
+        found = await browser.browse(SERVICE_TYPE, BROWSE_S)
+    finally:
+        await browser.close()
+    ours = [f for f in found if f.txt.get("fl", enrolment.fleet) == enrolment.fleet]
+    return [Candidate(address, f.port, "mdns", _broker_port(f.txt.get("bp"))) for f in ours for address in f.addresses]
+
+
+def _broker_port(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and 0 < int(text) < 65536 else None
+
+
+def coordinator_checks(config: AgentConfig) -> list[tuple[str, Checker]]:
+    """The doctor's checks of fleet membership and of the way to the coordinator."""
+    return [("coordinator", lambda: _check_coordinator(config))]
+
+
+def _check_coordinator(config: AgentConfig) -> Iterable[Finding]:
+    store = IdentityStore(config.identity_dir)
+    enrolment = store.enrolment()
+    if enrolment is None:
+        yield Finding("coordinator", "warning", "this device has not joined a fleet", "`midstream join TOKEN`")
+        return
+    host, port = config.coordinator or (enrolment.coordinator_host, enrolment.coordinator_port)
+    began_s = time.monotonic()
+    try:
+        asyncio.run(_reach(identity_context(store, enrolment), host, port))
+    except MidstreamError as err:
+        yield Finding("coordinator", "warning", err.message, err.next_step or "check that the coordinator runs")
+        return
+    took_ms = (time.monotonic() - began_s) * 1000
+    yield Finding("coordinator", "ok", f"{host}:{port} answers with the fleet's identity in {took_ms:.0f} ms")
+
+
+async def _reach(context: ssl.SSLContext, host: str, port: int) -> None:
+    link = HttpLink("coordinator", url_of(host, port), ssl=context, connect_s=ATTEMPT_TIMEOUT_S)
+    try:
+        reply = await link.exchange("/healthz", {}, b"", ATTEMPT_TIMEOUT_S, method="GET")
+    finally:
+        await link.close()
+    if reply.status != 200:
+        raise LinkError(f"it answered its health check with {reply.status}", next_step="see the coordinator's log")
