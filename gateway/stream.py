@@ -8,7 +8,7 @@ The law: the stream is the source's tokens up to the cut and what the target gen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from math import floor
 
 from attrs import evolve, frozen
@@ -24,7 +24,7 @@ from gateway.settings import GatewaySettings
 from gateway.stops import Owned
 from gateway.targets import AnswerLengths, Target, TargetBoard
 from protocol.clock import Clock
-from protocol.errors import EngineError, Full, LinkTimeout, MidstreamError, ProtocolError, RejectedError
+from protocol.errors import EngineError, Full, LinkTimeout, MidstreamError, ProtocolError, RejectedError, Unsupported
 from protocol.events import Emit, HandedOver, SourceLost
 from protocol.text import FinishReason, TextRequest, Token
 
@@ -83,6 +83,7 @@ class StreamOwner:
         self._moves = 0
         self._losses = 0
         self._failed: set[str] = set()
+        self._aborted = ""
         self._waited_s, self._waited_tokens, self._blocked_s = 0.0, 0, 0.0
 
     @property
@@ -90,7 +91,7 @@ class StreamOwner:
         """(target, tokens) in order of delivery."""
         return self._line.sides
 
-    async def tokens(self) -> AsyncIterator[Owned]:
+    async def tokens(self) -> AsyncGenerator[Owned, None]:
         """The answer's tokens, each once; `finish` is set when it ends by itself.
 
         A token is given when its characters are whole. Raises what refused the request before the first token, and
@@ -111,6 +112,12 @@ class StreamOwner:
                     await self._steer()
         finally:
             await self._close()
+
+    async def abort(self, reason: str) -> None:
+        """End the answer from outside: its reader gets AnswerCut with `reason`."""
+        self._aborted = reason
+        if self._live is not None:
+            await self._live.continuation.close()
 
     async def _open(self) -> None:
         try:
@@ -157,10 +164,12 @@ class StreamOwner:
         return live
 
     async def _prepare(self, target: Target, at: int) -> Continuation:
-        if at:
+        if at or self._request.sampling.logprobs:
             capabilities = await self._ports.board.capabilities(target, self._context.model)
-            if capabilities.continues == "no":
+            if at and capabilities.continues == "no":
                 raise EngineError(f"{target.name} cannot continue a partial answer")
+            if self._request.sampling.logprobs and not capabilities.logprobs:
+                raise Unsupported(f"{target.name} gives no logprobs", next_step="leave logprobs out", field="logprobs")
         request = evolve(self._request, prefix=tuple(self._tokens_for(target, 0, at)))
         return await target.engine.prepare(request, self._rest_s())
 
@@ -366,6 +375,8 @@ class StreamOwner:
         self._cleanup.add(lost.close())
         at = self._line.drop_part()
         starts = self._fallback_starts(lost.target, at)
+        if self._aborted:
+            raise AnswerCut(f"the answer was cut at token {at}: {self._aborted}", next_step="ask again") from err
         if self._losses > self._settings.max_losses or self._rest_s() <= 0:
             raise self._cut_error(at, err) from err
         try:

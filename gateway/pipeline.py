@@ -1,0 +1,157 @@
+"""The order of steps of a text request, one line each: limits, constraints, targets, dispatch, owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from gateway import dispatch
+from gateway.answer import Answer
+from gateway.context import Constraints, RequestContext, constraints_of
+from gateway.settings import GatewaySettings
+from gateway.stream import StreamOwner, StreamPorts
+from gateway.targets import AnswerLengths, Target, TargetBoard
+from protocol.chat import ChatRequest, prompt_bytes
+from protocol.clock import Clock
+from protocol.errors import Full, NotAllowed, NotFound, TooLarge
+from protocol.events import Emit
+from protocol.policy import LimitsPolicy, Policy
+
+BYTES_PER_TOKEN = 4
+"""Rough size of a token, enough to scale patience before anything was tokenised."""
+
+MAX_NAMED_MODELS = 20
+"""Models that an error names; more would hide the message."""
+
+ABORT_S = 1.0
+"""Answers that were cut get this long to tell their clients."""
+
+
+@frozen
+class WayPorts:
+    """What the text way is given. `targets` and `policy` are read once per request."""
+
+    targets: Callable[[], Sequence[Target]]
+    policy: Callable[[], Policy]
+    emit: Emit
+    clock: Clock
+    ids: Callable[[], str]
+    rtt_s: Callable[[], Mapping[str, float]]
+
+
+class TextWay:
+    """Takes validated requests, gives answers that have not begun yet. Holds what requests share."""
+
+    def __init__(self, settings: GatewaySettings, ports: WayPorts) -> None:
+        self.settings = settings
+        self.ports = ports
+        self.board = TargetBoard()
+        self._lengths = AnswerLengths()
+        self._owners: dict[int, StreamOwner] = {}
+        self._stopping = False
+
+    def answer(self, chat: ChatRequest) -> Answer:
+        """Everything that is decided before an engine is asked.
+
+        Raises NotFound, NotAllowed or TooLarge; the engines' own refusals come with the first piece.
+        """
+        policy = self.ports.policy()
+        chat = within_limits(chat, policy.limits)
+        constraints = constraints_of(policy)
+        targets = self.able(chat.model, constraints)
+        plan = self._plan(chat, targets, constraints, policy)
+        context = self._context(chat, constraints, policy)
+        owner = self._owner(context, chat, plan, targets)
+        return Answer(context, chat, owner, plan.reason, self._admit, self.ports.clock, self.ports.emit)
+
+    def models(self) -> dict[str, tuple[str, ...]]:
+        """Names of the targets by model, allowed ones only."""
+        constraints = constraints_of(self.ports.policy())
+        found: dict[str, list[str]] = {}
+        for target in self.ports.targets():
+            if constraints.allows(target.name, target.local):
+                for model in sorted(target.models):
+                    found.setdefault(model, []).append(target.name)
+        return {model: tuple(names) for model, names in sorted(found.items())}
+
+    def able(self, model: str, constraints: Constraints) -> list[Target]:
+        """Targets that have the model and may see the request, one per name."""
+        having = [target for target in self.ports.targets() if model in target.models]
+        if not having:
+            raise NotFound(f"there is no model {model!r} here", next_step=self._named_models(), field="model")
+        allowed = {t.name: t for t in reversed(having) if constraints.allows(t.name, t.local)}
+        if not allowed:
+            elsewhere = ", ".join(sorted({target.name for target in having}))
+            raise NotAllowed(
+                f"model {model!r} is only at {elsewhere}, where this request may not go ({constraints.reason})",
+                next_step="pull the model onto this machine, or change the policy",
+                field="model",
+            )
+        return list(reversed(allowed.values()))
+
+    def _named_models(self) -> str:
+        known = list(self.models())
+        if not known:
+            return "no model is loaded; see `midstream models`"
+        more = f" and {len(known) - MAX_NAMED_MODELS} more" if len(known) > MAX_NAMED_MODELS else ""
+        return f"available: {', '.join(known[:MAX_NAMED_MODELS])}{more}"
+
+    def _plan(
+        self, chat: ChatRequest, targets: Sequence[Target], constraints: Constraints, policy: Policy
+    ) -> dispatch.DispatchPlan:
+        now_s = self.ports.clock()
+        views = [self.board.view(target, chat.model, now_s) for target in targets]
+        prompt_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN
+        return dispatch.plan(prompt_tokens, views, constraints, policy.dispatch, policy.migration.stall_s)
+
+    def _context(self, chat: ChatRequest, constraints: Constraints, policy: Policy) -> RequestContext:
+        deadline_at_s = self.ports.clock() + self.settings.deadline_s
+        return RequestContext(self.ports.ids(), chat.model, deadline_at_s, policy, constraints)
+
+    def _owner(
+        self, context: RequestContext, chat: ChatRequest, plan: dispatch.DispatchPlan, targets: Sequence[Target]
+    ) -> StreamOwner:
+        by_name = {target.name: target for target in targets}
+        starts = [(by_name[name], after_s) for name, after_s in plan.starts]
+        ports = StreamPorts(self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s)
+        return StreamOwner(context, chat.text_request(), starts, targets, ports, self.settings)
+
+    def _admit(self, answer: Answer) -> Callable[[], None]:
+        if self._stopping:
+            raise Full("this process is stopping", retry_after_s=5.0)
+        if len(self._owners) >= self.settings.max_concurrent:
+            raise Full(f"{len(self._owners)} answers are under way already", retry_after_s=1.0)
+        key = id(answer)
+        self._owners[key] = answer.owner
+        return lambda: self._release(key)
+
+    def _release(self, key: int) -> None:
+        self._owners.pop(key, None)
+
+    async def stop(self) -> None:
+        """Take nothing new, let running answers end for `drain_s`, then cut the rest with an error that says so."""
+        self._stopping = True
+        await self._ended(self.settings.drain_s)
+        for owner in tuple(self._owners.values()):
+            await owner.abort("this process is stopping")
+        await self._ended(ABORT_S)
+
+    async def _ended(self, seconds: float) -> None:
+        end_s = self.ports.clock() + seconds
+        while self._owners and self.ports.clock() < end_s:
+            await asyncio.sleep(0.02)
+
+
+def within_limits(chat: ChatRequest, limits: LimitsPolicy) -> ChatRequest:
+    """The request with its answer bounded by policy. Raises TooLarge for a prompt over the bound."""
+    size_bytes = prompt_bytes(chat.prompt)
+    if size_bytes > limits.max_prompt_bytes:
+        raise TooLarge(
+            f"the prompt has {size_bytes} bytes, policy.limits.max_prompt_bytes is {limits.max_prompt_bytes}",
+            next_step="shorten the prompt or change the policy",
+            field="messages" if chat.endpoint == "chat" else "prompt",
+        )
+    bounded = min(chat.sampling.max_tokens, limits.max_answer_tokens)
+    return evolve(chat, sampling=evolve(chat.sampling, max_tokens=bounded))
