@@ -1,0 +1,168 @@
+"""What the agent costs on top of the raw loop of a llama.cpp binding: decode rate and time to first token.
+
+`python -m benchmarks.text_overhead --json F [--quick]`: SmolLM2 streams through a running agent (HTTP, SSE, stream
+owner, worker process) and through the bare binding with the same threads, in turn, for both bindings. Keys are the
+worst of both: tok_s_ratio (agent over raw, median of pairs), ttft_added_ms (median of pairs).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.demo.stage import Child
+from benchmarks.report import arguments, publish, spread
+from engines.llama_server import default_threads
+from engines.registry import installed_engines
+from engines.store import default_store
+from links.http import HttpLink
+from protocol.sse import SseParser
+
+MODEL = "smollm2-135m"
+BINDINGS = {"llama_server": "xllamacpp", "llama_cpp": "llama-cpp-python"}
+ANSWER_TOKENS = 96
+SUBJECTS = (
+    "rivers",
+    "clocks",
+    "lamps",
+    "trains",
+    "maps",
+    "bread",
+    "glass",
+    "storms",
+    "ships",
+    "bees",
+    "stone",
+    "paper",
+)
+
+
+def prompt(turn: int) -> str:
+    """A new beginning each time, so that neither side can reuse a prefix."""
+    return f"{turn}. Write a long text about {SUBJECTS[turn % len(SUBJECTS)]} and the people who know them."
+
+
+class Raw:
+    """The bare binding in a child process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, binding: str, model: Path, threads: int) -> Raw:
+        """Load the model and wait until it is ready."""
+        command = [sys.executable, "-m", "benchmarks.raw_loops", binding, str(model), str(threads)]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
+        )
+        raw = cls(process)
+        await raw._line()
+        return raw
+
+    async def _line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        return dict(json.loads(await self.process.stdout.readline()))
+
+    async def generate(self, ids: list[int], tokens: int) -> tuple[float, float]:
+        """(TTFT in seconds, tokens/s)."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"prompt": ids, "tokens": tokens}).encode() + b"\n")
+        answer = await self._line()
+        return float(answer["ttft_s"]), float(answer["tokens_per_s"])
+
+    async def stop(self) -> None:
+        """End the child."""
+        self.process.kill()
+        await self.process.wait()
+
+
+async def through_agent(link: HttpLink, text: str, tokens: int) -> tuple[float, float]:
+    """(TTFT in seconds, tokens/s) of a streamed completion, seen by a client of the agent."""
+    body = {"model": MODEL, "prompt": text, "max_tokens": tokens, "temperature": 0, "stream": True}
+    parser, times = SseParser(), []
+    started_s = time.perf_counter()
+    async for chunk in link.lines("/v1/completions", {}, json.dumps(body).encode(), 60.0):
+        now_s = time.perf_counter()
+        for event in parser.feed(chunk):
+            if event.data != "[DONE]" and json.loads(event.data).get("choices", [{}])[0].get("text"):
+                times.append(now_s)
+    return times[0] - started_s, (len(times) - 1) / (times[-1] - times[0])
+
+
+async def one_binding(binding: str, threads: int, turns: int) -> dict[str, list[float]]:
+    """Interleaved pairs of raw and agent runs."""
+    from benchmarks.raw_loops import tokenizer
+
+    model = default_store().path(MODEL)
+    ids_of = tokenizer(str(model))
+    series: dict[str, list[float]] = {"ratio": [], "added_ms": [], "raw_tok_s": [], "agent_tok_s": []}
+    with tempfile.TemporaryDirectory(prefix="midstream-overhead-") as folder:
+        arguments_ = [
+            "agent",
+            "--json",
+            "--state-dir",
+            folder,
+            "--port",
+            "0",
+            "--mdns",
+            "false",
+            "--benchmark",
+            "false",
+        ]
+        arguments_ += ["--text-model", MODEL, "--text-engine", binding, "--text-threads", str(threads)]
+        agent = await Child.start("agent", arguments_, Path(folder) / "agent.log", {})
+        raw = await Raw.start(binding, model, threads)
+        link = HttpLink("bench", f"http://127.0.0.1:{(await agent.wait_for('ready'))['port']}")
+        try:
+            await through_agent(link, "warm up", 8)
+            await raw.generate(ids_of("warm up"), 8)
+            for turn in range(turns):
+                text = prompt(turn)
+                raw_ttft_s, raw_rate = await raw.generate(ids_of(text), ANSWER_TOKENS)
+                ttft_s, rate = await through_agent(link, text, ANSWER_TOKENS)
+                series["ratio"].append(rate / raw_rate)
+                series["added_ms"].append(1e3 * (ttft_s - raw_ttft_s))
+                series["raw_tok_s"].append(raw_rate)
+                series["agent_tok_s"].append(rate)
+        finally:
+            await link.close()
+            await raw.stop()
+            await agent.stop()
+    return series
+
+
+async def run(turns: int, threads: int) -> dict[str, object]:
+    """Both bindings, one after the other; the keys are the worst of both."""
+    keys: dict[str, object] = {"threads": threads}
+    ratios, added = [], []
+    for binding, distribution in BINDINGS.items():
+        if binding not in installed_engines():
+            print(f"{binding}: {distribution} is not installed, left out")
+            continue
+        series = await one_binding(binding, threads, turns)
+        ratios.append(statistics.median(series["ratio"]))
+        added.append(statistics.median(series["added_ms"]))
+        for name, values in series.items():
+            keys[f"{binding}_{name}"] = spread(values)
+    return {"tok_s_ratio": min(ratios), "ttft_added_ms": max(added), **keys}
+
+
+def main() -> int:
+    """Measure and publish."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--threads", type=int, default=default_threads(), help="threads on both sides")
+    options = parser.parse_args()
+    keys = asyncio.run(run(5 if options.quick else 20, options.threads))
+    publish("text_overhead", keys, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
