@@ -1,7 +1,7 @@
 """Raw loops of the two llama.cpp bindings, each in a child process that runs one generation per line of input.
 
 The peers that `benchmarks.text_overhead` measures against: nothing between the binding and the clock.
-Input lines are JSON {"prompt": [ids...], "tokens": n}; output lines JSON {"ttft_s", "tokens_per_s", "ids"}.
+Input lines are JSON {"prompt": [ids...], "tokens": n}; output lines JSON {"ttft_s", "tokens_per_s", "tokens"}.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT_TOKENS = 1024
-Loop = Callable[[Sequence[int], int], list[tuple[float, int]]]
+Loop = Callable[[Sequence[int], int], list[float]]
+"""(prompt ids, tokens wanted) -> when each token was there, in perf_counter seconds."""
 
 
 def llama_cpp_loop(model: str, threads: int) -> Loop:
@@ -25,11 +26,11 @@ def llama_cpp_loop(model: str, threads: int) -> Loop:
 
     llama = Llama(model, n_ctx=CONTEXT_TOKENS, n_threads=threads, n_threads_batch=threads, verbose=False)
 
-    def loop(prompt: Sequence[int], count: int) -> list[tuple[float, int]]:
+    def loop(prompt: Sequence[int], count: int) -> list[float]:
         llama.reset()
-        made: list[tuple[float, int]] = []
+        made: list[float] = []
         for token in llama.generate(list(prompt), temp=0.0, repeat_penalty=1.0, reset=True):
-            made.append((time.perf_counter(), int(token)))
+            made.append(time.perf_counter())
             if len(made) == count or token == llama.token_eos():
                 break
         return made
@@ -49,17 +50,16 @@ def llama_server_loop(model: str, threads: int) -> Loop:
     params.hostnames, params.port = [str(Path(folder) / "raw.sock")], 0
     server = xllamacpp.Server(params)
 
-    def loop(prompt: Sequence[int], count: int) -> list[tuple[float, int]]:
-        made: list[tuple[float, int]] = []
+    def loop(prompt: Sequence[int], count: int) -> list[float]:
+        made: list[float] = []
 
         def on_chunk(chunk: Any) -> bool:
-            found = json.loads(chunk) if isinstance(chunk, str | bytes) else chunk
-            for one in found if isinstance(found, list) else [found]:
-                made.extend((time.perf_counter(), int(token)) for token in one.get("tokens", ()))
+            if any(choice.get("text") for choice in chunk.get("choices", ())):
+                made.append(time.perf_counter())
             return False
 
-        body = {"prompt": list(prompt), "n_predict": count, "stream": True, "return_tokens": True, "temperature": 0}
-        server.handle_completions({**body, "cache_prompt": False, "top_k": 1}, on_chunk)
+        body = {"prompt": list(prompt), "n_predict": count, "stream": True, "temperature": 0, "top_k": 1}
+        server.handle_completions({**body, "cache_prompt": False}, on_chunk)
         return made
 
     return loop
@@ -84,8 +84,8 @@ def main() -> int:
         task = json.loads(line)
         started_s = time.perf_counter()
         made = loop(task["prompt"], task["tokens"])
-        between_s = made[-1][0] - made[0][0]
-        answer = {"ttft_s": made[0][0] - started_s, "tokens_per_s": (len(made) - 1) / between_s, "tokens": len(made)}
+        between_s = made[-1] - made[0]
+        answer = {"ttft_s": made[0] - started_s, "tokens_per_s": (len(made) - 1) / between_s, "tokens": len(made)}
         print(json.dumps(answer), file=out, flush=True)
     return 0
 
