@@ -1,0 +1,485 @@
+"""llama.cpp's server as a TextEngine: embedded through xllamacpp, or any llama-server by URL.
+
+The embedded server listens on a Unix socket in a folder of its own (mode 0700) and nowhere else; streams run through
+its callback, the socket serves tokenizer and template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socket
+from typing import Any
+
+from engines.llama_server_stream import NativeServer, ServerContinuation
+from engines.llama_server_wire import completion_body, read_chunk, server_error, template_messages
+from engines.pieces import unfinished_bytes
+from engines.port import Continuation, EngineLoad, TextEngine
+from engines.vocabulary import Vocabulary, read_vocabulary
+from engines.worker import WorkerEngine
+from links.port import Link, RejectedStatus
+from protocol.clock import Clock
+from protocol.errors import BadRequest, EngineError, Full, LinkClosed, LinkError, ProtocolError, Unsupported
+from protocol.sse import SseParser
+from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextRequest, Token
+
+CALL_S = 30.0
+PREFILL_BATCH_TOKENS = 128
+"""A cancelled prefill ends after the batch that runs."""
+
+
+def default_threads() -> int:
+    """All cores but one: with every core taken, decoding collapses under any other load."""
+    return max(1, (os.cpu_count() or 2) - 1)
+
+
+class ServerEngine:
+    """What the embedded server and a server by URL have in common. `slots` bounds the open generations."""
+
+    def __init__(self, *, slots: int, clock: Clock) -> None:
+        self._slots = slots
+        self._clock = clock
+        self._open: dict[object, float] = {}
+        self._service_s = 1.0
+        self._vocabulary: Vocabulary | None = None
+        self._capabilities: TextCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    async def _native(self) -> NativeServer:
+        raise NotImplementedError
+
+    async def capabilities(self) -> TextCapabilities:
+        native = await self._native()
+        async with self._probing:
+            if self._capabilities is None:
+                self._capabilities = await probe(native, self._vocabulary)
+        return self._capabilities
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
+        place = self._admit()
+        continuation: ServerContinuation | None = None
+        try:
+            capabilities = await self.capabilities()
+            native = await self._native()
+            continuation = ServerContinuation(
+                native,
+                prompt_ids=await self._prompt_ids(native, request.prompt),
+                prefix=request.prefix,
+                sampling=request.sampling,
+                context_tokens=capabilities.context_tokens,
+                vocabulary=self._vocabulary,
+                ids_of=self._prefix_ids,
+                on_close=lambda _: self._leave(place),
+                clock=self._clock,
+            )
+            await continuation.prefill(deadline_s)
+        except BaseException:
+            if continuation is not None:
+                await continuation.close()
+            self._leave(place)
+            raise
+        return continuation
+
+    async def tokenize(self, data: bytes) -> tuple[int, ...]:
+        return await _tokenize(await self._native(), _text(data), special=False)
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        if not (await self.capabilities()).embeds:
+            raise Unsupported("this model serves text, not embeddings", next_step="name an embedding model")
+        answer = await (await self._native()).call("/v1/embeddings", {"input": list(texts)}, CALL_S)
+        try:
+            return [tuple(float(value) for value in one["embedding"]) for one in answer["data"]]
+        except (KeyError, TypeError, ValueError) as err:
+            raise ProtocolError("llama-server sent embeddings that are none", field="data") from err
+
+    def load(self) -> EngineLoad:
+        running = len(self._open)
+        return EngineLoad(running=running, waiting=0, wait_s=self._wait_s() if running >= self._slots else 0.0)
+
+    async def close(self) -> None:
+        """Refuse from now on; open generations end as their continuations are closed."""
+
+    def _admit(self) -> object:
+        if len(self._open) >= self._slots:
+            raise Full(f"all {self._slots} slots of the model are taken", retry_after_s=self._wait_s())
+        place = object()
+        self._open[place] = self._clock()
+        return place
+
+    def _leave(self, place: object) -> None:
+        since_s = self._open.pop(place, None)
+        if since_s is not None:
+            self._service_s += 0.2 * (self._clock() - since_s - self._service_s)
+
+    def _wait_s(self) -> float:
+        return self._service_s / self._slots
+
+    async def _prompt_ids(self, native: NativeServer, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return await _tokenize(native, prompt, special=True)
+        messages = [part for part in prompt if isinstance(part, Message)]
+        if not messages:
+            return tuple(part for part in prompt if isinstance(part, int))
+        answer = await native.call("/apply-template", {"messages": template_messages(messages)}, CALL_S)
+        return await _tokenize(native, str(answer.get("prompt", "")), special=True)
+
+    async def _prefix_ids(self, tokens: Sequence[Token]) -> Sequence[int]:
+        """The answer so far in own ids: as given where they are this vocabulary's, else from the bytes."""
+        tokens = [token for token in tokens if token.finish is None or token.data]
+        if not tokens:
+            return ()
+        data = b"".join(token.data for token in tokens)
+        ids = [token.id for token in tokens if token.id is not None]
+        native = await self._native()
+        if len(ids) == len(tokens) and await self._own(native, ids, tokens, data):
+            return ids
+        return await _tokenize(native, _text(data), special=False)
+
+    async def _own(self, native: NativeServer, ids: Sequence[int], tokens: Sequence[Token], data: bytes) -> bool:
+        if self._vocabulary is not None:
+            pieces = (self._vocabulary.piece(one) for one in ids)
+            return all(piece == token.data for piece, token in zip(pieces, tokens, strict=True))
+        shown = await native.call("/detokenize", {"tokens": list(ids)}, CALL_S)
+        return bool(str(shown.get("content", "")).encode() == data)
+
+
+class EmbeddedLlamaServer(ServerEngine):
+    """llama-server inside this process. A native crash takes the process along: LlamaServerEngine isolates it.
+
+    Args as LlamaServerEngine.
+    """
+
+    def __init__(
+        self,
+        model_path: Path | str,
+        *,
+        context_tokens: int = 2048,
+        threads: int = 0,
+        slots: int = 2,
+        chat_template: str | None = None,
+        embeds: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        super().__init__(slots=slots, clock=clock)
+        self._path = Path(model_path)
+        self._settings = (context_tokens, threads or default_threads(), slots, chat_template, embeds)
+        self._embedded: _Embedded | None = None
+        self._loading = asyncio.Lock()
+        self._stopped = False
+
+    async def close(self) -> None:
+        self._stopped = True
+        async with self._loading:
+            embedded, self._embedded = self._embedded, None
+        if embedded is not None:
+            await asyncio.to_thread(embedded.stop)
+
+    async def _native(self) -> NativeServer:
+        async with self._loading:
+            if self._stopped:
+                raise EngineError(f"the engine of {self._path.name} was closed")
+            if self._embedded is None:
+                # The server starts even from a broken file with a bare message, so the file is read here first.
+                self._vocabulary = await asyncio.to_thread(read_vocabulary, self._path)
+                self._embedded = await asyncio.to_thread(_Embedded, self._path, *self._settings)
+            return self._embedded
+
+
+class LlamaServerUrlEngine(ServerEngine):
+    """Any llama-server at the other end of a Link.
+
+    Args:
+        link: its base URL is the server's.
+        model_file: the same GGUF file here, where there is one: then ids may cross to other engines of that model.
+        slots: generations that this engine runs at once; None asks the server.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        api_key: str | None = None,
+        model_file: Path | None = None,
+        slots: int | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        super().__init__(slots=slots or 1, clock=clock)
+        self._ask_slots = slots is None
+        self._server = _Remote(link, api_key)
+        self._model_file = model_file
+        self._known = asyncio.Lock()
+        self._asked = False
+
+    async def _native(self) -> NativeServer:
+        async with self._known:
+            if not self._asked:
+                if self._model_file is not None and self._vocabulary is None:
+                    self._vocabulary = await asyncio.to_thread(read_vocabulary, self._model_file)
+                if self._ask_slots:
+                    props = await self._server.call("/props", None, CALL_S)
+                    self._slots = max(1, int(props.get("total_slots") or 1))
+                self._asked = True
+        return self._server
+
+
+class LlamaServerEngine:
+    """A GGUF model on an embedded llama-server, in a worker process unless `in_process`.
+
+    Args:
+        model_path: the GGUF file.
+        model: name of the model in messages.
+        context_tokens: room for prompt and answer of one generation (the server's n_ctx is this times `slots`).
+        threads: 0 takes all cores but one.
+        slots: generations at once; more are refused with Full.
+        chat_template: Jinja text for files that carry none.
+        in_process: run here; a native crash then ends this process.
+    """
+
+    def __init__(
+        self,
+        model_path: Path | str,
+        *,
+        model: str = "",
+        context_tokens: int = 2048,
+        threads: int = 0,
+        slots: int = 2,
+        chat_template: str | None = None,
+        embeds: bool = False,
+        in_process: bool = False,
+    ) -> None:
+        settings: dict[str, Any] = {
+            "model_path": str(model_path),
+            "context_tokens": context_tokens,
+            "threads": threads,
+            "slots": slots,
+            "chat_template": chat_template,
+            "embeds": embeds,
+        }
+        self.model = model or Path(model_path).stem
+        self._inner: TextEngine = (
+            EmbeddedLlamaServer(**settings)
+            if in_process
+            else WorkerEngine("engines.llama_server:EmbeddedLlamaServer", settings, name=self.model)
+        )
+
+    async def capabilities(self) -> TextCapabilities:
+        return await self._inner.capabilities()
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
+        return await self._inner.prepare(request, deadline_s)
+
+    async def tokenize(self, data: bytes) -> tuple[int, ...]:
+        return await self._inner.tokenize(data)
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        return await self._inner.embed(texts)
+
+    def load(self) -> EngineLoad:
+        return self._inner.load()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapabilities:
+    """What the server can do, from its properties and one answer of one token under a grammar."""
+    props = await native.call("/props", None, CALL_S)
+    try:
+        context_tokens = int(props["default_generation_settings"]["n_ctx"])
+    except (KeyError, TypeError, ValueError) as err:
+        raise ProtocolError("llama-server does not tell its context size", field="n_ctx") from err
+    template = props.get("chat_template")
+    grammar = logprobs = False
+    ids = True
+    embeds = False
+    try:
+        body = completion_body(await _tokenize(native, "a", special=True), Sampling(grammar='root ::= "a"'), 1)
+        answer = await native.call("/completion", {**body, "stream": False}, CALL_S)
+        grammar = answer.get("content") == "a"
+        logprobs = bool(answer.get("completion_probabilities"))
+        ids = bool(answer.get("tokens"))
+    except EngineError:
+        embeds = True
+    if not ids:
+        raise EngineError("this llama-server does not return token ids", next_step="use a newer llama-server")
+    return TextCapabilities(
+        vocabulary=vocabulary.digest if vocabulary else None,
+        template=hashlib.sha256(str(template).encode()).hexdigest() if template else None,
+        context_tokens=context_tokens,
+        continues="ids",
+        grammar=grammar,
+        logprobs=logprobs,
+        embeds=embeds,
+    )
+
+
+async def _tokenize(native: NativeServer, text: str, *, special: bool) -> tuple[int, ...]:
+    body = {"content": text, "add_special": special, "parse_special": special}
+    answer = await native.call("/tokenize", body, CALL_S)
+    try:
+        return tuple(int(one) for one in answer["tokens"])
+    except (KeyError, TypeError, ValueError) as err:
+        raise ProtocolError("llama-server sent tokens that are none", field="tokens") from err
+
+
+def _text(data: bytes) -> str:
+    if unfinished_bytes(data):
+        raise BadRequest("the text ends inside a character", field="prefix", next_step="cut at a character boundary")
+    return data.decode("utf-8", "replace")
+
+
+def _json(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError as err:
+        raise ProtocolError("llama-server sent something that is not JSON", field="body") from err
+    if not isinstance(found, dict):
+        raise ProtocolError("llama-server sent JSON that is not an object", field="body")
+    return found
+
+
+class _Remote:
+    """NativeServer over a Link."""
+
+    def __init__(self, link: Link, api_key: str | None) -> None:
+        self._link = link
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+
+    async def complete(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        parser = SseParser()
+        try:
+            async for piece in self._link.lines("/completion", self._headers, json.dumps(body).encode(), CALL_S):
+                for event in parser.feed(piece):
+                    if event.data and not event.done:
+                        yield _json(event.data.encode())
+        except RejectedStatus as err:
+            raise _refused(err.status, err.body) from err
+
+    async def call(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Mapping[str, Any]:
+        method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
+        reply = await self._link.exchange(path, self._headers, data, deadline_s, method)
+        if reply.status > 399:
+            raise _refused(reply.status, reply.body)
+        return _json(reply.body)
+
+
+def _refused(status: int, body: bytes) -> Exception:
+    try:
+        return server_error(_json(body).get("error", {}), status)
+    except ProtocolError:
+        return LinkError(f"llama-server answered {status} without a reason")
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket(AF_UNIX, SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class _Embedded:
+    """NativeServer in this process: the only user of xllamacpp."""
+
+    def __init__(
+        self, model: Path, context_tokens: int, threads: int, slots: int, chat_template: str | None, embeds: bool
+    ) -> None:
+        try:
+            import xllamacpp
+        except ImportError as err:
+            raise EngineError("xllamacpp is not installed", next_step="pip install 'midstream[llama]'") from err
+        self._folder = tempfile.TemporaryDirectory(prefix="midstream-llama-")
+        self._socket = str(Path(self._folder.name) / "llama.sock")
+        self._key = secrets.token_urlsafe(24)
+        params = xllamacpp.CommonParams()
+        params.model.path = str(model)
+        params.n_ctx, params.n_parallel = context_tokens * slots, slots
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.n_batch = params.n_ubatch = PREFILL_BATCH_TOKENS
+        params.hostnames, params.port, params.api_keys = [self._socket], 0, [self._key]
+        params.n_threads_http = 2
+        params.verbosity, params.ui, params.fit_params, params.cache_ram_mib = 0, False, False, 0
+        params.embedding = embeds
+        if chat_template:
+            params.chat_template = chat_template
+        try:
+            self._server = xllamacpp.Server(params)
+        except (RuntimeError, ValueError, OSError) as err:
+            self._folder.cleanup()
+            raise EngineError(
+                f"llama.cpp cannot load {model.name}", next_step="check the file with `midstream models verify`"
+            ) from err
+        self._pool = ThreadPoolExecutor(slots + 2, thread_name_prefix="ThreadPoolExecutor-llama")
+
+    def stop(self) -> None:
+        """Blocking; waits for the batch that runs."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._server = None
+        self._folder.cleanup()
+
+    async def complete(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        loop = asyncio.get_running_loop()
+        chunks: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        left = threading.Event()
+
+        def take(chunk: Mapping[str, Any]) -> bool:
+            if left.is_set():
+                return True
+            try:
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+            except RuntimeError:
+                return True
+            return left.is_set()
+
+        running = loop.run_in_executor(self._pool, self._server.handle_completions, dict(body), take)
+        running.add_done_callback(lambda _: chunks.put_nowait(None))
+        try:
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+            if (failed := running.exception()) is not None:
+                raise EngineError(f"llama.cpp failed: {failed}") from failed
+        finally:
+            left.set()
+
+    async def call(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Mapping[str, Any]:
+        status, data = await asyncio.to_thread(self._exchange, path, body, deadline_s)
+        if status > 399:
+            raise _refused(status, data)
+        return _json(data)
+
+    def _exchange(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> tuple[int, bytes]:
+        connection = _UnixConnection(self._socket, deadline_s)
+        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        try:
+            method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+            connection.request(method, path, data, headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        except (OSError, HTTPException) as err:
+            raise LinkClosed("the embedded llama-server does not answer") from err
+        finally:
+            connection.close()
+
+
+__all__ = [
+    "EmbeddedLlamaServer",
+    "LlamaServerEngine",
+    "LlamaServerUrlEngine",
+    "probe",
+    "read_chunk",
+]

@@ -1,0 +1,300 @@
+"""One generation on a llama-server, in process or by URL: prefill, hold, run, pause, resume, hidden tokens.
+
+The server cannot pause a stream, so a pause ends its request and a later one goes on from the ids so far; the server's
+prompt cache makes that as cheap as decoding on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from attrs import evolve
+
+from engines.credit import Credit
+from engines.llama_server_wire import Chunk, Seen, completion_body, read_chunk
+from engines.vocabulary import Vocabulary
+from protocol.clock import Clock
+from protocol.errors import BadRequest, ContextOverflow, LinkClosed, LinkTimeout, MidstreamError
+from protocol.text import FinishReason, Sampling, Token
+
+HOLD_TOKENS = 4
+"""Tokens made before start() or past the credit, to bridge short waits without ending the request."""
+
+EXTEND_S = 600.0
+"""Longest time that reading an extended prefix may take."""
+
+
+class NativeServer(Protocol):
+    """A llama-server as the stream needs it."""
+
+    def complete(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Chunks of one streamed completion; closing the iterator cancels it there, and nothing else."""
+        ...
+
+    async def call(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Mapping[str, Any]:
+        """One whole exchange, GET when `body` is None. Raises what an error answer means."""
+        ...
+
+
+IdsOf = Callable[[Sequence[Token]], Awaitable[Sequence[int]]]
+
+
+class ServerContinuation:
+    """Continuation over a NativeServer; `prefill()` comes first.
+
+    Args:
+        prompt_ids: the prompt in this server's ids.
+        prefix: the answer so far, from whatever engine.
+        ids_of: turns an answer so far into this server's ids.
+    """
+
+    def __init__(
+        self,
+        server: NativeServer,
+        *,
+        prompt_ids: Sequence[int],
+        prefix: Sequence[Token],
+        sampling: Sampling,
+        context_tokens: int,
+        vocabulary: Vocabulary | None,
+        ids_of: IdsOf,
+        on_close: Callable[[ServerContinuation], None],
+        clock: Clock,
+    ) -> None:
+        self.prompt_tokens = len(prompt_ids)
+        self.cached_tokens = 0
+        self._server = server
+        self._prompt_ids = tuple(prompt_ids)
+        self._prefix = list(prefix)
+        self._ids: list[int] = []
+        self._next = 0
+        self._sampling = sampling
+        self._context_tokens = context_tokens
+        self._vocabulary = vocabulary
+        self._ids_of = ids_of
+        self._on_close = on_close
+        self._clock = clock
+        self._ready: deque[Token] = deque()
+        self._held: Token | None = None
+        self._news = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+        self._failure: MidstreamError | None = None
+        self._ended = False
+        self._closed = False
+        self._credit: Credit | None = None
+        self._counted = 0
+        self._predict = 0
+
+    async def prefill(self, deadline_s: float) -> None:
+        """Read prompt and prefix, until the first token is there. Raises ContextOverflow, LinkTimeout and others."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                self._ids = [*self._prompt_ids, *await self._ids_of(self._prefix)]
+                if len(self._ids) >= self._context_tokens:
+                    raise ContextOverflow(prompt_tokens=len(self._ids), context_tokens=self._context_tokens)
+                self._next = len(self._prefix)
+                self._begin()
+                await self._wait_for_news()
+        except TimeoutError as err:
+            raise LinkTimeout(f"the prompt was not read within {deadline_s:.1f} s") from err
+        if self._failure is not None:
+            raise self._failure
+
+    async def extend(self, tokens: Sequence[Token]) -> None:
+        if self._credit is not None:
+            raise RuntimeError("extend() after start()")
+        await self._halt()
+        # What was made while nobody had asked is forgotten: the foreign tokens stand in its place.
+        self._ready.clear()
+        self._held, self._failure, self._ended = None, None, False
+        self._prefix.extend(tokens)
+        await self.prefill(EXTEND_S)
+
+    def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
+        if self._credit is not None:
+            raise RuntimeError("start() is called once")
+        if at != len(self._prefix):
+            raise BadRequest(f"start at {at}, but the prefix has {len(self._prefix)} tokens", field="at")
+        self._credit = Credit(at, ahead_tokens)
+        return self._tokens(self._credit)
+
+    def acknowledge(self, index: int) -> None:
+        if self._credit is not None:
+            self._credit.acknowledge(index)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._credit is not None:
+            self._credit.close()
+        await self._halt()
+        self._news.set()
+        self._on_close(self)
+
+    async def _tokens(self, credit: Credit) -> AsyncIterator[Token]:
+        try:
+            while not self._closed:
+                if not self._ready and not self._ended and self._failure is None:
+                    self._begin()
+                    await self._wait_for_news()
+                if not self._ready:
+                    if self._failure is not None:
+                        raise self._failure
+                    return
+                await credit.wait(self._ready[0].index)
+                if self._closed:
+                    return
+                token = self._ready.popleft()
+                yield token
+                if token.finish is not None:
+                    return
+        finally:
+            await self.close()
+
+    async def _wait_for_news(self) -> None:
+        while not (self._ready or self._ended or self._failure or self._closed):
+            self._news.clear()
+            await self._news.wait()
+
+    def _begin(self) -> None:
+        """Make sure that a request runs, unless nothing is left to generate."""
+        if self._pump is not None and not self._pump.done():
+            return
+        room = min(self._sampling.max_tokens - self._next, self._context_tokens - len(self._ids))
+        if room < 1:
+            self._put(Token(index=self._next, id=None, data=b"", finish="length", at_s=self._clock()))
+            return
+        self._predict, self._counted = room, 0
+        self._pump = asyncio.create_task(self._run(), name="llama-server-stream")
+
+    async def _halt(self) -> None:
+        pump, self._pump = self._pump, None
+        if pump is not None and not pump.done():
+            pump.cancel()
+            await asyncio.wait([pump])
+
+    async def _run(self) -> None:
+        body = completion_body(self._ids, self._sampling, self._predict)
+        try:
+            async with aclosing(self._server.complete(body)) as chunks:
+                async for raw in chunks:
+                    chunk = read_chunk(raw)
+                    if chunk is not None and not await self._take(chunk):
+                        return
+            if not self._ended:
+                raise LinkClosed("llama-server ended the stream before the answer was complete")
+        except MidstreamError as err:
+            self._failure = err
+        finally:
+            self._news.set()
+
+    async def _take(self, chunk: Chunk) -> bool:
+        """Turn a chunk into tokens; False when this request has to end."""
+        if self._counted == 0 and chunk.cached is not None and self.cached_tokens == 0:
+            self.cached_tokens = min(chunk.cached, self.prompt_tokens)
+        hidden = 0 if chunk.predicted is None else chunk.predicted - self._counted - (chunk.seen is not None)
+        if chunk.finish is not None:
+            return await self._finish(chunk.finish, max(0, hidden))
+        if chunk.seen is None:
+            return True
+        if hidden > 0 and not self._reveal(chunk, chunk.seen, hidden):
+            await self._ask_again(hidden + 1)
+            return False
+        if hidden <= 0:
+            self._add(chunk.seen.id, self._piece(chunk.seen.id, chunk.text), chunk.seen)
+        return self._room_left()
+
+    def _reveal(self, chunk: Chunk, last: Seen, hidden: int) -> bool:
+        """Find the tokens of a character that came in one chunk; False when more than one spelling fits."""
+        piece = self._piece(last.id, b"")
+        if not piece or self._vocabulary is None or not chunk.text.endswith(piece):
+            return False
+        ids = self._vocabulary.split(chunk.text[: -len(piece)], hidden)
+        if ids is None:
+            return False
+        for one in ids:
+            self._add(one, self._vocabulary.piece(one) or b"", None)
+        self._add(last.id, piece, last)
+        return True
+
+    async def _ask_again(self, count: int) -> None:
+        """Generate `count` tokens once more, in one answer that lists every id."""
+        body = completion_body(self._ids, self._sampling, count, stream=False)
+        raw = await self._server.call("/completion", body, 60.0)
+        ids = [int(one) for one in raw.get("tokens") or ()][:count]
+        whole = str(raw.get("content", "")).encode()
+        eos = raw.get("stop_type") == "eos"
+        for place, one in enumerate(ids):
+            last = place == len(ids) - 1
+            if last and eos:
+                self._put(Token(index=self._next, id=one, data=b"", finish="stop", at_s=self._clock()))
+                return
+            self._add(one, self._piece(one, whole if last else b""), None)
+        if not ids:
+            raise LinkClosed("llama-server lost a token and could not repeat it")
+
+    async def _finish(self, finish: FinishReason, hidden: int) -> bool:
+        held, self._held = self._held, None
+        if finish == "stop" and held is not None:
+            self._put(evolve(held, finish="stop"))
+        elif held is not None:
+            self._put(evolve(held, finish=finish))
+        elif finish == "length" and hidden > 0:
+            # The answer ends inside a character, whose part was never sent.
+            await self._ask_again(hidden)
+        else:
+            self._put(Token(index=self._next, id=None, data=b"", finish=finish, at_s=self._clock()))
+        return False
+
+    def _piece(self, token_id: int | None, shown: bytes) -> bytes:
+        """Raw bytes of a token: from the vocabulary where it is known, as the server shows broken bytes as U+FFFD."""
+        known = self._vocabulary.piece(token_id) if self._vocabulary and token_id is not None else None
+        return shown if known is None else known
+
+    def _add(self, token_id: int | None, data: bytes, seen: Seen | None) -> None:
+        """The next token; one without bytes waits, as it may turn out to be the end mark."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._put(held)
+        token = Token(
+            index=self._next,
+            id=token_id,
+            data=data,
+            logprob=seen.logprob if seen else None,
+            margin=seen.margin if seen else None,
+            at_s=self._clock(),
+            alternatives=self._alternatives(seen),
+        )
+        self._next += 1
+        self._counted += 1
+        if token_id is not None:
+            self._ids.append(token_id)
+        if not data:
+            self._held = token
+        elif self._counted >= self._predict:
+            self._put(evolve(token, finish="length"))
+        else:
+            self._put(token)
+
+    def _alternatives(self, seen: Seen | None) -> tuple[tuple[bytes, float], ...]:
+        if seen is None or not self._sampling.logprobs:
+            return ()
+        return tuple((data, logprob) for _, data, logprob in seen.top[: self._sampling.logprobs])
+
+    def _put(self, token: Token) -> None:
+        self._ready.append(token)
+        self._ended = self._ended or token.finish is not None
+        self._news.set()
+
+    def _room_left(self) -> bool:
+        """Whether the request may go on: not too many tokens wait that nobody may have yet."""
+        if self._ended:
+            return False
+        if self._credit is None:
+            return len(self._ready) < HOLD_TOKENS
+        return self._credit.allows(self._next - HOLD_TOKENS)
