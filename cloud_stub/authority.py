@@ -25,13 +25,13 @@ from cloud_stub.certificates import (
     issue_own_client,
     issue_server,
     make_ca,
-    policy_public_key,
     read_pair,
     signed_by,
 )
 from protocol.decode import decode, encode
 from protocol.durable import disk_error, read_durable, write_durable
 from protocol.errors import ConfigError
+from protocol.signature import key_id_of, new_private_key, public_key
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Authority:
     @property
     def policy_keys(self) -> dict[str, bytes]:
         """Key id -> public key, as devices hold them."""
-        return {self.policy_key.key_id: policy_public_key(self.policy_key.seed)}
+        return {self.policy_key.key_id: public_key(self.policy_key.seed)}
 
     def issue(self, request: CheckedRequest, now_s: float) -> str:
         """A device certificate, PEM."""
@@ -223,8 +223,8 @@ def _client_key(path: Path) -> tuple[str, str | None]:
 
 
 def _new_policy_key() -> PolicyKey:
-    seed = secrets.token_bytes(32)
-    return PolicyKey(hashlib.sha256(policy_public_key(seed)).hexdigest()[:16], seed)
+    seed = new_private_key()
+    return PolicyKey(key_id_of(public_key(seed)), seed)
 
 
 def _fleet_record(data: bytes) -> FleetRecord:

@@ -150,7 +150,7 @@ class EmbeddedBroker:
     async def _serve(
         self, name: str, connect: Connect, packet: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        gate_reader = _reader_class()(without_keepalive(packet, connect), reader)
+        gate_reader = _reader_class()(without_keepalive(packet, connect), reader, writer.transport.abort)
         gate_writer = _writer_class()(writer, name, self._fleet)
         watch = asyncio.create_task(_end_silence(gate_reader, writer, connect.keepalive_s))
         try:
@@ -240,15 +240,17 @@ def _reader_class() -> type[Any]:
     from amqtt.adapters import ReaderAdapter
 
     class GateReader(ReaderAdapter):  # type: ignore[misc]
-        """Gives the CONNECT again, then the stream; refuses reads beyond the packet bound."""
+        """Gives the CONNECT again, then the stream; breaks the connection of a packet over the bound."""
 
-        def __init__(self, first: bytes, stream: asyncio.StreamReader) -> None:
+        def __init__(self, first: bytes, stream: asyncio.StreamReader, abort: Callable[[], None]) -> None:
             self._first = first
             self._stream = stream
+            self._abort = abort
             self.heard_s = time.monotonic()
 
         async def read(self, n: int = -1) -> bytes:
             if n > MAX_PACKET_BYTES:
+                self._abort()
                 raise asyncio.IncompleteReadError(b"", n)
             if self._first:
                 taken, self._first = self._first[:n], self._first[n:]

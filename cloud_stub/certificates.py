@@ -185,13 +185,6 @@ def signed_by(pair: Pair, ca: Pair) -> bool:
     return True
 
 
-def policy_public_key(seed: bytes) -> bytes:
-    """The Ed25519 public key (32 bytes) of a 32-byte seed."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
-
-
 def _wrong(what: str) -> ProtocolError:
     return ProtocolError(f"the certificate request {what}", field="csr_pem")
 

@@ -7,14 +7,14 @@ set here. A device gets the newest document whose selector matches its labels.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
-from operator import attrgetter
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from attrs import evolve, frozen
 
 from cloud_stub.authority import Authority
 from cloud_stub.registry import DeviceRegistry, PublishedPolicy
+from protocol.acceptance import check_ranges
 from protocol.clock import WallClock
 from protocol.decode import decode, decode_listing, encode, load_json, plain
 from protocol.errors import BadRequest, NotFound, ProtocolError, TooLarge
@@ -108,13 +108,17 @@ def compile_policy(data: bytes, form: Form) -> Policy:
             )
     try:
         policy, unknown = decode_listing(Policy, raw, what="the policy")
+        check_ranges(policy)
     except ProtocolError as err:
         raise BadRequest(err.message, next_step="correct the field; see docs/policy.md", field=err.field) from err
     if unknown:
         raise BadRequest(
             f"unknown field {unknown[0]!r}", next_step="check its spelling; see docs/policy.md", field=unknown[0]
         )
-    _check_ranges(policy)
+    if not policy.split.codecs:
+        raise BadRequest(
+            "split.codecs is empty", next_step="name at least one codec, such as raw", field="split.codecs"
+        )
     return policy
 
 
@@ -145,41 +149,6 @@ def _parsed(data: bytes, form: Form) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise BadRequest("the policy must be a table of sections")
     return raw
-
-
-_POSITIVE = (
-    "split.period_s", "split.periods", "migration.consume_tokens_per_s", "migration.stall_s",
-    "limits.max_prompt_bytes", "limits.max_answer_tokens", "engines.wait_target_s",
-)  # fmt: skip
-_RATIOS = ("split.max_error_ratio", "split.hedge_ratio", "dispatch.budget_ratio", "dispatch.tail_ratio")
-_NOT_NEGATIVE = (
-    "split.ratio", "split.explore_one_in", "migration.min_tokens", "migration.min_remaining_tokens",
-    "migration.max_moves", "dispatch.money_per_joule", "not_before_s", "expires_s",
-)  # fmt: skip
-
-
-def _check_ranges(policy: Policy) -> None:
-    rules: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
-        (_POSITIVE, lambda v: v > 0, "greater than 0"),
-        (_RATIOS, lambda v: 0 <= v <= 1, "from 0 to 1"),
-        (_NOT_NEGATIVE, lambda v: v >= 0, "0 or more"),
-    )
-    for names, fits, wanted in rules:
-        for name in names:
-            value: float = attrgetter(name)(policy)
-            if not fits(value):
-                raise _out_of_range(name, value, wanted)
-    if policy.split.deadline_s is not None and not policy.split.deadline_s > 0:
-        raise _out_of_range("split.deadline_s", policy.split.deadline_s, "greater than 0, or left out")
-    for name, weight in policy.split.objective.items():
-        if name not in ("seconds", "joules", "server_seconds") or weight < 0:
-            raise _out_of_range(f"split.objective.{name}", weight, "one of seconds, joules, server_seconds, 0 or more")
-    if not policy.split.codecs:
-        raise _out_of_range("split.codecs", "empty", "at least one codec, such as raw")
-
-
-def _out_of_range(name: str, value: object, wanted: str) -> BadRequest:
-    return BadRequest(f"{name} is {value}; it must be {wanted}", next_step="correct the field", field=name)
 
 
 def _opened(record: PublishedPolicy) -> Published:
