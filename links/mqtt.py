@@ -52,7 +52,7 @@ class MqttChannel:
         self._outbox = Outbox(
             settings.outbox_path, max_count=settings.outbox_count, max_bytes=settings.outbox_bytes, clock=clock
         )
-        self._session = Session(version=settings.version)
+        self._session = Session(version=settings.version, proven=settings.version == 4)
         self._handlers: dict[str, list[Handler]] = {}
         self._unwanted: set[str] = set()
         self._watchers: list[Callable[[ControlState], None]] = []
@@ -200,7 +200,7 @@ class MqttChannel:
 
     async def _attempt(self) -> SessionEvent:
         """One connection from dialling to its end."""
-        connection = Connection(self._settings, self._session.version, self._on_message, self._on_acknowledged)
+        connection = Connection(self._settings, self._session, self._on_message, self._on_acknowledged)
         self._connection = connection
         cause = await connection.dial()
         if cause is not None:

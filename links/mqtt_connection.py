@@ -12,7 +12,7 @@ import math
 import ssl as ssl_module
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -22,7 +22,7 @@ from paho.mqtt.properties import Properties
 from links.mqtt_settings import MqttSettings
 from links.outbox import Queued
 from links.port import ClockNotSet, Delivery
-from links.session import Cause
+from links.session import Cause, Session
 from links.tls import tls_error
 
 log = logging.getLogger("midstream.links.mqtt")
@@ -54,13 +54,14 @@ class Connection:
     def __init__(
         self,
         settings: MqttSettings,
-        version: Literal[4, 5],
+        session: Session,
         on_message: Callable[[Delivery], None],
         on_acknowledged: Callable[[int], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
-        self._version = version
+        self._version = session.version
+        self._welcome_s = settings.connect_s if session.proven else settings.welcome_s
         self._on_message = on_message
         self._on_acknowledged = on_acknowledged
         self.over: asyncio.Future[Cause] = self._loop.create_future()
@@ -87,16 +88,18 @@ class Connection:
         try:
             await self._connect()
             self._attach()
-            async with asyncio.timeout(self._settings.connect_s):
-                refusal = await self._welcome
         except (ssl_module.SSLError, ssl_module.CertificateError) as err:
-            where = f"{self._settings.host}:{self._settings.port}"
-            error = tls_error(where, err)
+            error = tls_error(f"{self._settings.host}:{self._settings.port}", err)
             log.warning("%s", error)
             return "clock" if isinstance(error, ClockNotSet) else "identity"
-        except (OSError, TimeoutError) as err:
+        except OSError as err:
             log.debug("cannot reach the broker: %s", err)
             return "network"
+        try:
+            async with asyncio.timeout(self._welcome_s):
+                refusal = await self._welcome
+        except TimeoutError:
+            return "silent"
         return None if refusal is None else self._cause_of(refusal)
 
     async def subscribe(self, patterns: list[str]) -> None:

@@ -22,6 +22,8 @@ class MqttSettings:
     will: published by the broker when we vanish, `will_delay_s` later (MQTT 5 only; at once on 3.1.1).
     session_expiry_s: how long the broker keeps messages for us while we are away (MQTT 5; on 3.1.1 its own limit).
     max_payload_bytes: longer messages are refused both ways.
+    connect_s: longest wait for name, TCP and TLS, and then for the broker's welcome.
+    welcome_s: a broker that says nothing for so long to the very first MQTT 5 attempt is tried with 3.1.1.
     outbox_path: database of unsent messages; None keeps them in memory.
     durable_over_s: messages that expire sooner than this are not worth a write to disk.
     """
@@ -37,6 +39,7 @@ class MqttSettings:
     keepalive_s: int = 30
     session_expiry_s: int = 86_400
     connect_s: float = 15.0
+    welcome_s: float = 2.0
     max_payload_bytes: int = MAX_CONTROL_BYTES
     outbox_path: Path | None = None
     outbox_count: int = 1000

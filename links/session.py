@@ -12,8 +12,12 @@ from attrs import evolve, frozen
 
 from links.port import ControlState
 
-Cause = Literal["network", "protocol", "refused", "identity", "clock", "taken_over"]
-"""Why an attempt failed or a session ended. `protocol`: the broker does not speak this MQTT version."""
+Cause = Literal["network", "silent", "protocol", "refused", "identity", "clock", "taken_over"]
+"""Why an attempt failed or a session ended.
+
+`protocol`: the broker does not speak this MQTT version. `silent`: it took the connection and then said nothing, as
+amqtt does when it misreads an MQTT 5 CONNECT with properties.
+"""
 
 
 @frozen
@@ -73,10 +77,15 @@ SessionEvent = Connected | Failed | Lost
 
 @frozen
 class Session:
-    """Everything the next decision depends on. `version` is the MQTT version to try: 5, or 4 for MQTT 3.1.1."""
+    """Everything the next decision depends on.
+
+    version: the MQTT version to try: 5, or 4 for MQTT 3.1.1.
+    proven: this broker has welcomed us with this version.
+    """
 
     state: ControlState = "down"
     version: Literal[4, 5] = 5
+    proven: bool = False
     attempt: int = 0
     short_lives: int = 0
     up_since_s: float = 0.0
@@ -85,7 +94,7 @@ class Session:
 def step(session: Session, event: SessionEvent, rules: SessionRules = DEFAULT_RULES) -> tuple[Session, float]:
     """The session after `event`, and the seconds to wait before the next attempt (0 while connected)."""
     if isinstance(event, Connected):
-        return evolve(session, state="up", up_since_s=event.at_s), 0.0
+        return evolve(session, state="up", proven=True, up_since_s=event.at_s), 0.0
     if isinstance(event, Failed):
         return _after_failure(session, event, rules)
     return _after_loss(session, event, rules)
@@ -93,11 +102,15 @@ def step(session: Session, event: SessionEvent, rules: SessionRules = DEFAULT_RU
 
 def _after_failure(session: Session, event: Failed, rules: SessionRules) -> tuple[Session, float]:
     if event.cause == "protocol" and session.version == 5:
+        return evolve(session, version=4, proven=False), 0.0
+    if event.cause == "silent" and session.version == 5 and not session.proven:
         return evolve(session, version=4), 0.0
     if event.cause in ("refused", "identity", "protocol"):
         return evolve(session, state="refused"), _half_to_whole(rules.refused_s, event.draw)
     if event.cause == "clock":
         return evolve(session, state="clock"), _half_to_whole(rules.clock_s, event.draw)
+    if not session.proven:
+        session = evolve(session, version=5)
     return _back_off(evolve(session, state="down"), event.draw, rules)
 
 
