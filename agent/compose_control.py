@@ -30,7 +30,8 @@ from links.mqtt import MqttChannel, MqttSettings
 from links.tls import client_context
 from protocol.clock import Clock, WallClock
 from protocol.errors import LinkError, MidstreamError
-from protocol.topics import Topics
+from protocol.events import Emit
+from protocol.topics import MAX_PAYLOAD_BYTES, Topics
 from protocol.trust import JoinToken, decode_join
 
 log = logging.getLogger("midstream.agent")
@@ -75,6 +76,7 @@ class ControlSide:
     boot: str
     cloud: CloudLink
     sink: Sink
+    emit: Emit
     on_link: Callable[[HttpLink], None]
     keys: dict[str, bytes]
     labels: dict[str, str]
@@ -186,8 +188,9 @@ class ControlSide:
             ssl=None if port == PLAIN_MQTT_PORT else self.context,
             will=will(topics, epoch, self.boot),
             session_expiry_s=SESSION_EXPIRY_S,
+            max_payload_bytes=MAX_PAYLOAD_BYTES,
         )
-        channel = MqttChannel(settings, self.clock, random.Random())
+        channel = MqttChannel(settings, self.clock, random.Random(), self.emit)
         return Control(
             channel,
             topics,

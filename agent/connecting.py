@@ -82,6 +82,7 @@ class Connector:
         self._broker: tuple[str, int] | None = None
         self._told: tuple[Candidate, ...] = ()
         self._deaf = False
+        self._urgent = False
         self._tries = 0
         self._good_since_s: float | None = None
         self.found: Candidate | None = None
@@ -102,7 +103,7 @@ class Connector:
             if self._ports.fixed_broker is not None:
                 await self._use_broker(*self._ports.fixed_broker)
             while True:
-                self._wake.clear()
+                self._urgent = False
                 await self._search()
                 await self._until_trouble()
         finally:
@@ -111,6 +112,7 @@ class Connector:
     def kick(self, reason: str) -> None:
         """Search again now."""
         log.debug("searching again: %s", reason)
+        self._urgent = True
         self._wake.set()
 
     def on_trouble(self, error: LinkError) -> None:
@@ -202,21 +204,31 @@ class Connector:
             await session.stop(goodbye)
 
     async def _until_trouble(self) -> None:
-        """Return when a search makes sense: at once for fresh trouble, after a pause while it lasts."""
-        if self._well():
-            self._tries = 0
-            await self._wake.wait()
+        """Return when a search makes sense: soon after fresh trouble, after a pause while it lasts."""
+        while not self._urgent:
+            self._wake.clear()
             if self._well():
+                self._tries = 0
+                await self._wake.wait()
+            elif not await self._woken_within(self._next_pause_s()):
                 return
-            await asyncio.sleep(random.uniform(0.0, FIRST_PAUSE_S))
-            return
-        pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._tries)
+        # Trouble that returns at once must not become a storm.
+        await asyncio.sleep(random.uniform(0.2, FIRST_PAUSE_S))
+
+    def _next_pause_s(self) -> float:
+        """Full jitter over a doubling span; a control session that is merely down gets time to come back by itself."""
+        span_s: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**self._tries)
         self._tries = min(self._tries + 1, 10)
+        pause_s = random.uniform(0.3, 1.0) * span_s
+        return max(pause_s, DOWN_BEFORE_SEARCH_S) if self._ports.data.available else pause_s
+
+    async def _woken_within(self, pause_s: float) -> bool:
         try:
-            async with asyncio.timeout(pause_s if self.found is None else max(pause_s, FIRST_PAUSE_S)):
+            async with asyncio.timeout(pause_s):
                 await self._wake.wait()
         except TimeoutError:
-            return
+            return False
+        return True
 
     def _well(self) -> bool:
         return self._session is not None and self._session.state == "up" and self._ports.data.available

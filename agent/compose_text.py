@@ -1,0 +1,143 @@
+"""Composition of the text way: the device's engine, the cloud's remote twin, and who is a target at the moment."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from agent.cloud_link import CloudLink
+from agent.config import AgentConfig
+from agent.health import Health
+from engines.peer import PeerEngine
+from engines.port import TextEngine
+from engines.registry import engine_class
+from engines.store import ModelStore
+from gateway.mount import GatewayPorts, build
+from gateway.settings import GatewaySettings
+from gateway.targets import Target
+from links.http import HttpLink
+from links.port import Mount
+from protocol.clock import Clock
+from protocol.errors import ConfigError, MidstreamError
+from protocol.events import Emit
+from protocol.policy import Policy
+
+log = logging.getLogger("midstream.agent")
+
+HANDOFF_PATH = "/midstream/v1/handoff"
+MODELS_PATH = "/v1/models"
+MODELS_TIMEOUT_S = 10.0
+MAX_CLOUD_MODELS = 256
+# A lost cloud must not hold an answer up: the device goes on at once.
+RESUME_S = 0.5
+# One device, one reader as a rule; a second slot lets an answer begin while another ends.
+SLOTS = 2
+
+
+class TextSide:
+    """The text engines of this device, and `targets` for the gateway."""
+
+    def __init__(self, config: AgentConfig, store: ModelStore, cloud: CloudLink, health: Health) -> None:
+        self._config = config
+        self._store = store
+        self._cloud = cloud
+        self._health = health
+        self._device: TextEngine | None = None
+        self._peer = PeerEngine(lambda: cloud.open(HANDOFF_PATH), name="cloud", resume_s=RESUME_S)
+        self._cloud_models: frozenset[str] = frozenset()
+
+    @property
+    def device(self) -> TextEngine | None:
+        """The local engine, once it is open."""
+        return self._device
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Text models that this device serves by itself."""
+        return (self._config.text_model,) if self._device is not None and self._config.text_model else ()
+
+    def targets(self) -> Sequence[Target]:
+        """What can answer now: the device first."""
+        found = []
+        if self._device is not None:
+            found.append(Target("device", True, self._device, frozenset(self.models)))
+        if self._cloud.available and self._cloud_models:
+            found.append(Target("cloud", False, self._peer, self._cloud_models))
+        return found
+
+    def rtt_s(self) -> Mapping[str, float]:
+        """Round trips seen by acknowledgements, by target."""
+        return {} if self._peer.rtt_s is None else {"cloud": self._peer.rtt_s}
+
+    async def open(self) -> None:
+        """Open the device's engine and load its model, in the background of a serving agent."""
+        if self._config.text_model is None:
+            return
+        try:
+            engine = self._make(self._config.text_model)
+            capabilities = await engine.capabilities()
+        except MidstreamError as err:
+            self._health.warn("text_model", f"{self._config.text_model}: {err.message}", err.next_step)
+            return
+        self._peer.vocabulary = capabilities.vocabulary
+        self._device = engine
+        log.info("%s is ready on %s", self._config.text_model, self._config.text_engine)
+
+    async def learn_cloud(self) -> None:
+        """Ask the coordinator which text models it serves."""
+        try:
+            reply = await self._cloud.exchange(MODELS_PATH, {}, b"", MODELS_TIMEOUT_S, method="GET")
+            listed = json.loads(reply.body)["data"] if reply.status == 200 else []
+            self._cloud_models = frozenset(str(model["id"]) for model in listed[:MAX_CLOUD_MODELS])
+        except MidstreamError as err:
+            log.info("the coordinator's text models are not known: %s", err)
+        except (ValueError, KeyError, TypeError) as err:
+            log.warning("the coordinator's list of text models is not valid: %s", err)
+
+    async def close(self) -> None:
+        """Close both engines."""
+        device, self._device = self._device, None
+        await self._peer.close()
+        if device is not None:
+            await device.close()
+
+    def _make(self, model: str) -> TextEngine:
+        config = self._config
+        kind = engine_class(config.text_engine)
+        engine: TextEngine
+        if config.text_engine == "openai_compat":
+            if config.text_url is None:
+                raise ConfigError("text_engine openai_compat needs text_url", next_step="set text_url = http://host:port")
+            engine = kind(HttpLink("text-server", config.text_url), model, None)
+        else:
+            engine = kind(
+                self._store.path(model),
+                model=model,
+                context_tokens=config.context_tokens,
+                threads=config.text_threads,
+                slots=SLOTS,
+                chat_template=self._store.entry(model).chat_template,
+            )
+        if config.slowdown > 1.0:
+            from engines.slowed_text import SlowedTextEngine
+
+            engine = SlowedTextEngine(engine, config.slowdown)
+        return engine
+
+
+def text_mount(side: TextSide, policy: Callable[[], Policy], emit: Emit, clock: Clock) -> Mount:
+    """The text way over the targets of `side`; start opens the engine, stop ends answers and closes it."""
+    inner = build(
+        GatewaySettings(), GatewayPorts(targets=side.targets, policy=policy, emit=emit, clock=clock, rtt_s=side.rtt_s)
+    )
+
+    async def start() -> None:
+        await inner.start()
+        await side.open()
+
+    async def stop() -> None:
+        await inner.stop()
+        await side.close()
+
+    return Mount(routes=inner.routes, frame_routes=inner.frame_routes, start=start, stop=stop)

@@ -1,0 +1,70 @@
+"""Configuration: three sources, one meaning; mistakes name the setting, its source and the next step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.config import load
+from protocol.errors import ConfigError
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text('port = 1000\nlog_level = "debug"\ncontext_tokens = 512\n[labels]\nroom = "kitchen"\n')
+    config = load({"port": "3000"}, environ={"MIDSTREAM_PORT": "2000", "MIDSTREAM_CONTEXT_TOKENS": "1024"}, file=file)
+    assert (config.port, config.context_tokens, config.bounds.log_level) == (3000, 1024, "debug")
+    assert config.labels == {"room": "kitchen"}
+
+
+def test_folders_follow_systemd_then_xdg() -> None:
+    unit = load(environ={"STATE_DIRECTORY": "/var/lib/midstream", "CACHE_DIRECTORY": "/var/cache/midstream"})
+    assert (unit.state_dir, unit.models_dir) == (Path("/var/lib/midstream"), Path("/var/cache/midstream/models"))
+    user = load(environ={"HOME": "/home/u"})
+    assert user.state_dir == Path("/home/u/.local/state/midstream")
+    assert load(environ={"MIDSTREAM_MODELS": "/m"}).models_dir == Path("/m")
+
+
+def test_only_loopback_is_served_unless_asked_for() -> None:
+    with pytest.raises(ConfigError, match="reachable from other machines") as caught:
+        load({"host": "0.0.0.0"}, environ={})
+    assert "expose" in caught.value.next_step
+    assert load({"host": "0.0.0.0", "expose": "true"}, environ={}).host == "0.0.0.0"
+    assert load({"host": "::1"}, environ={}).host == "::1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "65536"), ("port", "http"), ("slowdown", "0.5"), ("coordinator", "host"), ("coordinator", "h:0"),
+        ("mdns", "maybe"), ("text_engine", "vllm"), ("wait_target_s", "nan"), ("log_level", "loud"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_names_setting_and_source(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({name: value}, environ={})
+    assert caught.value.field == name
+    assert "flag --" in caught.value.message
+    assert caught.value.next_step
+
+
+def test_a_misspelt_setting_is_not_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(ConfigError, match="did you mean port"):
+        load(environ={}, file=file)
+
+
+@pytest.mark.parametrize("text", ["port = ", "\xff\xfe", "labels = 3", "port = true", "port = 8790.5"])
+def test_a_broken_file_is_a_config_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError):
+        load(environ={}, file=file)
+
+
+def test_the_token_never_shows_in_a_repr() -> None:
+    config = load(environ={"MIDSTREAM_JOIN_TOKEN": "mj1.secret"})
+    assert config.join_token == "mj1.secret"
+    assert "secret" not in repr(config)

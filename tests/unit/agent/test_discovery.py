@@ -1,0 +1,91 @@
+"""Discovery: order of sources, parallel attempts, and identity as the only judge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agent.discovery import MAX_CANDIDATES, Candidate, locate, ordered
+from protocol.errors import LinkError
+
+
+class Network:
+    """Which addresses hold the real coordinator; everything else refuses, or hangs when it is in `silent`."""
+
+    def __init__(self, real: set[str], silent: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        self.real = real
+        self.silent = silent
+        self.tried: list[str] = []
+
+    async def check(self, candidate: Candidate) -> None:
+        self.tried.append(candidate.host)
+        if candidate.host in self.silent:
+            await asyncio.sleep(3600)
+        if candidate.host not in self.real:
+            raise LinkError("another identity")
+
+
+def finds(*candidates: Candidate) -> Sequence[Candidate]:
+    return candidates
+
+
+def test_order_is_static_last_good_mdns_broker_and_bridges_last() -> None:
+    found = ordered(
+        [
+            Candidate("172.17.0.1", 1, "mdns"), Candidate("b", 1, "broker"), Candidate("fe80::1", 1, "mdns"),
+            Candidate("192.168.1.5", 1, "mdns"), Candidate("l", 1, "last_good"), Candidate("s", 1, "static"),
+            Candidate("s", 1, "mdns"), Candidate("", 1, "mdns"), Candidate("x", 70000, "mdns"),
+        ]
+    )  # fmt: skip
+    assert [c.host for c in found] == ["s", "l", "192.168.1.5", "172.17.0.1", "fe80::1", "b"]
+
+
+def test_a_flood_of_candidates_is_bounded() -> None:
+    assert len(ordered(Candidate(f"h{i}", 1, "mdns") for i in range(1000))) == MAX_CANDIDATES
+
+
+async def test_a_static_address_beats_mdns() -> None:
+    network = Network({"static", "found"})
+
+    async def mdns() -> Sequence[Candidate]:
+        return finds(Candidate("found", 1, "mdns"))
+
+    winner = await locate([Candidate("static", 1, "static")], [mdns], network.check)
+    assert winner.host == "static"
+
+
+async def test_every_address_of_a_record_is_tried_and_a_hanging_one_holds_nothing_up() -> None:
+    network = Network({"good"}, silent={"docker"})
+
+    async def mdns() -> Sequence[Candidate]:
+        return finds(*(Candidate(host, 1, "mdns") for host in ("docker", "wrong", "good")))
+
+    winner = await asyncio.wait_for(locate([], [mdns], network.check), 3)
+    assert winner.host == "good"
+    assert set(network.tried) == {"docker", "wrong", "good"}
+
+
+async def test_an_imposter_is_not_a_coordinator_and_the_error_lists_what_was_tried() -> None:
+    with pytest.raises(LinkError, match="static imposter:1: another identity") as caught:
+        await locate([Candidate("imposter", 1, "static")], [], Network(set()).check)
+    assert caught.value.next_step
+
+
+async def test_a_failing_search_does_not_hide_a_known_address() -> None:
+    async def broken() -> Sequence[Candidate]:
+        raise LinkError("mDNS cannot start")
+
+    winner = await locate([Candidate("known", 1, "last_good")], [broken], Network({"known"}).check)
+    assert winner.host == "known"
+
+
+async def test_nothing_known_and_nothing_found_says_so() -> None:
+    with pytest.raises(LinkError, match="no address is known"):
+        await locate([], [], Network(set()).check)
+
+
+async def test_a_silent_address_ends_by_its_time_out() -> None:
+    with pytest.raises(LinkError, match="no answer in"):
+        await locate([Candidate("dead", 1, "static")], [], Network(set(), {"dead"}).check, timeout_s=0.05)

@@ -1,0 +1,114 @@
+"""Joining: the CA is compared before the secret leaves; the key stays; a repeat is harmless; a torn disk is survived."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.enrolment import enrolled_by, join
+from agent.identity import IdentityStore, made_id
+from links.http import HttpLink
+from links.tls import client_context
+from protocol.errors import ConfigError, LinkError, NotAllowed
+from tests.unit.agent.coordinators import JoinableCoordinator
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path) -> AsyncIterator[JoinableCoordinator]:
+    running = JoinableCoordinator(tmp_path / "coordinator")
+    await running.start()
+    yield running
+    await running.stop()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> IdentityStore:
+    return IdentityStore(tmp_path / "identity")
+
+
+async def test_a_joined_device_speaks_mutual_tls(coordinator: JoinableCoordinator, store: IdentityStore) -> None:
+    enrolment = await join(store, "pi-1", coordinator.token())
+    assert (enrolment.fleet, enrolment.device_id) == ("default", "pi-1")
+    assert enrolment.policy_keys == coordinator.authority.policy_keys
+    context = client_context(enrolment.ca_pem, store.cert_path, store.key_path)
+    link = HttpLink("coordinator", f"https://127.0.0.1:{coordinator.port}", ssl=context)
+    assert (await link.exchange("/healthz", {}, b"", 5, method="GET")).status == 200
+    await link.close()
+    for path in (store.key_path, store.cert_path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_wrong_ca_gets_no_secret(coordinator: JoinableCoordinator, store: IdentityStore) -> None:
+    with pytest.raises(LinkError, match="not the coordinator of this join token"):
+        await join(store, "pi-1", coordinator.token(fingerprint="00" * 32))
+    assert coordinator.joins == 0
+    assert store.enrolment() is None
+
+
+async def test_a_wrong_secret_is_refused_in_words(coordinator: JoinableCoordinator, store: IdentityStore) -> None:
+    with pytest.raises(NotAllowed, match="refused to enrol"):
+        await join(store, "pi-1", coordinator.token(secret="guess"))
+    assert store.enrolment() is None
+
+
+async def test_joining_again_with_the_same_token_is_harmless(
+    coordinator: JoinableCoordinator, store: IdentityStore
+) -> None:
+    token = coordinator.token()
+    first = await join(store, "pi-1", token)
+    key = store.key_path.read_bytes()
+    second = await join(store, "pi-1", token)
+    assert second.fleet == first.fleet
+    assert store.key_path.read_bytes() == key
+    assert enrolled_by(second, token)
+
+
+async def test_nobody_there_is_a_link_error_with_a_next_step(store: IdentityStore, tmp_path: Path) -> None:
+    gone = JoinableCoordinator(tmp_path / "gone")
+    await gone.start()
+    token = gone.token()
+    await gone.stop()
+    with pytest.raises(LinkError) as caught:
+        await join(store, "pi-1", token)
+    assert caught.value.next_step
+
+
+async def test_a_torn_enrolment_falls_back_and_a_lost_certificate_is_written_again(
+    coordinator: JoinableCoordinator, store: IdentityStore
+) -> None:
+    token = coordinator.token()
+    await join(store, "pi-1", token)
+    await join(store, "pi-1", token)
+    (store.cert_path.parent / "enrolment.json").write_bytes(b'{"device_id": "pi-')
+    store.cert_path.write_bytes(b"")
+    found = store.enrolment()
+    assert found is not None
+    assert store.cert_path.read_text() == found.cert_pem
+
+
+def test_an_id_is_made_once_and_kept(tmp_path: Path) -> None:
+    first = IdentityStore(tmp_path / "i").device_id(None, "Raspberry Pi")
+    assert first.startswith("raspberry-pi-")
+    assert IdentityStore(tmp_path / "i").device_id(None, "renamed") == first
+    assert IdentityStore(tmp_path / "i").device_id("mine", "x") == "mine"
+    with pytest.raises(ConfigError, match="device_id"):
+        IdentityStore(tmp_path / "i").device_id("Not Valid", "x")
+
+
+@pytest.mark.parametrize("hostname", ["", "...", "Ä" * 70, "a" * 70, "-x-"])
+def test_every_hostname_gives_a_valid_id(hostname: str) -> None:
+    from protocol.topics import check_id
+
+    check_id(made_id(hostname, "a1b2c3"))
+
+
+async def test_an_enrolled_device_cannot_be_renamed_in_passing(
+    coordinator: JoinableCoordinator, store: IdentityStore
+) -> None:
+    await join(store, "pi-1", coordinator.token())
+    assert store.device_id(None, "x") == "pi-1"
+    with pytest.raises(ConfigError, match="enrolled as 'pi-1'"):
+        store.device_id("pi-2", "x")
