@@ -22,6 +22,8 @@ WINDOW = 31
 CLIP_RATIO = 4.0
 """A run counts at most this many medians, so that one swapped-out run cannot close the queue."""
 
+RESERVED_PART = 4
+
 MAX_WAITING = 256
 """Whatever the service time, more waiting work than this is memory spent on answers nobody expects any more."""
 
@@ -120,9 +122,11 @@ class Admission:
 
     @property
     def reserved(self) -> int:
-        """Room kept for those who cannot run the work themselves (the event loop's requests): a quarter."""
-        capacity = self.capacity
-        return max(1, capacity // 4) if capacity > 1 else 0
+        """Room kept for those who cannot run the work themselves (the event loop's requests): a quarter.
+
+        None of a short queue: a caller that runs work itself hands nothing in meanwhile, and the cores must stay busy.
+        """
+        return self.capacity // RESERVED_PART
 
     def wait_s(self, load: Load) -> float:
         """Seconds that a newcomer would wait before it runs; 0 while a worker is free or nothing was measured."""

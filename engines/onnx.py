@@ -102,7 +102,8 @@ class OnnxModel:
         try:
             arrays = session.run(None, feed)
         except Exception as err:  # the binding's errors share no root of their own
-            raise _run_error(err, self._file.name) from err
+            free = any(None in spec.shape for spec in self._inputs)
+            raise _run_error(err, self._file.name, free) from err
         return tuple(to_tensor(spec.name, array) for spec, array in zip(self._outputs, arrays, strict=True))
 
     def close(self) -> None:
@@ -122,9 +123,10 @@ def _spec(value: Any) -> TensorSpec:
     return TensorSpec(value.name, datatype, shape)
 
 
-def _run_error(err: Exception, what: str) -> EngineError | BadRequest:
-    """Shapes that pass the border and clash inside are the request's fault, the rest is the engine's."""
-    if type(err).__name__ == "InvalidArgument":
+def _run_error(err: Exception, what: str, free: bool) -> EngineError | BadRequest:
+    """Sizes of free dimensions that clash inside the graph are the request's fault, the rest is the engine's."""
+    clash = free and any(word in str(err).lower() for word in ("broadcast", "dimension", "shape"))
+    if clash or type(err).__name__ == "InvalidArgument":
         return BadRequest(f"{what} does not take these inputs: {_first_line(err)}", field="inputs")
     return EngineError(f"{what} failed to run: {_first_line(err)}", next_step="check the input's shape and values")
 

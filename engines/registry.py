@@ -149,12 +149,14 @@ class ImportGuard:
 
     def __init__(self, file: Path | None = None, *, cpu: str | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> None:
         self._file = file
-        self._cpu = cpu if cpu is not None else cpu_identity()
+        self._cpu = cpu
         self._timeout_s = timeout_s
         self._known: dict[str, Probe] = {}
 
     def check(self, module: str, version: str) -> Probe:
         """The remembered result, or that of a new guarded import."""
+        if self._cpu is None:
+            self._cpu = cpu_identity()
         key = f"{module} {version} {self._cpu}"
         if key not in self._known:
             if key in self._remembered():
