@@ -57,6 +57,11 @@ class TextSide:
         """Text models that this device serves by itself."""
         return (self._config.text_model,) if self._device is not None and self._config.text_model else ()
 
+    @property
+    def cloud_models(self) -> frozenset[str]:
+        """Text models that the coordinator was heard to serve."""
+        return self._cloud_models
+
     def targets(self) -> Sequence[Target]:
         """What can answer now: the device first."""
         found = []
@@ -108,7 +113,9 @@ class TextSide:
         engine: TextEngine
         if config.text_engine == "openai_compat":
             if config.text_url is None:
-                raise ConfigError("text_engine openai_compat needs text_url", next_step="set text_url = http://host:port")
+                raise ConfigError(
+                    "text_engine openai_compat needs text_url", next_step="set text_url = http://host:port"
+                )
             engine = kind(HttpLink("text-server", config.text_url), model, None)
         else:
             engine = kind(

@@ -170,7 +170,7 @@ class Connector:
         remembered = self._ports.last_good.read()
         if remembered is not None:
             known.append(remembered)
-        known.append(Candidate(self._enrolment.coordinator_host, self._enrolment.coordinator_port, "last_good"))
+        known.append(Candidate(self._enrolment.coordinator_host, self._enrolment.coordinator_port, "join"))
         return known
 
     async def _use(self, found: Candidate) -> None:

@@ -14,13 +14,15 @@ from attrs import frozen
 
 from protocol.errors import LinkError, MidstreamError
 
-Origin = Literal["static", "last_good", "mdns", "broker"]
-ORDER: tuple[Origin, ...] = ("static", "last_good", "mdns", "broker")
+Origin = Literal["static", "last_good", "mdns", "broker", "join"]
+ORDER: tuple[Origin, ...] = ("static", "last_good", "mdns", "broker", "join")
 
 # Bounds what a hostile network can make us try.
 MAX_CANDIDATES = 32
 # A later source waits this long for an earlier one, so that the preferred address wins when both answer.
 STAGGER_S = 0.2
+# The address in a join token is as old as the token: a search that is under way gets this head start.
+JOIN_BEHIND_SEARCH_S = 2.0
 ATTEMPT_TIMEOUT_S = 5.0
 
 
@@ -86,9 +88,8 @@ async def locate(
     """
     race = _Race(check, timeout_s)
     try:
+        race.searches.update(asyncio.ensure_future(source()) for source in sources)
         race.enter(ordered(known))
-        searches = [asyncio.ensure_future(source()) for source in sources]
-        race.searches.update(searches)
         return await race.winner()
     finally:
         await race.cancel()
@@ -111,7 +112,10 @@ class _Race:
             if key in self._entered or len(self._entered) >= MAX_CANDIDATES:
                 continue
             self._entered.add(key)
-            self._attempts[asyncio.ensure_future(self._attempt(candidate, rank * STAGGER_S))] = candidate
+            delay_s = rank * STAGGER_S
+            if candidate.origin == "join" and self.searches:
+                delay_s = max(delay_s, JOIN_BEHIND_SEARCH_S)
+            self._attempts[asyncio.ensure_future(self._attempt(candidate, delay_s))] = candidate
 
     async def winner(self) -> Candidate:
         while self._attempts or self.searches:

@@ -124,8 +124,8 @@ def _log_to_stderr(level: str) -> None:
 
 
 async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
-    from agent.compose import compose
     from agent.console import Console
+    from agent.house import House
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -133,7 +133,7 @@ async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
         loop.add_signal_handler(number, _ask_to_stop, stopping)
     console = Console(json_lines=options.json, events_file=options.events)
     try:
-        whole = compose(config, console)
+        whole = House(config, console)
         await whole.supervisor.start()
         try:
             whole.tell_ready()

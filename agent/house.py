@@ -1,0 +1,226 @@
+"""The whole agent, made from its configuration: every part is made and joined here, and nothing is decided."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from agent.apply import set_log_level
+from agent.benchmark import Benchmark
+from agent.cloud_link import CloudLink
+from agent.compose_control import ControlSide
+from agent.compose_tensor import TensorSide
+from agent.compose_text import TextSide, text_mount
+from agent.config import AgentConfig
+from agent.console import Console
+from agent.emitting import Fanout
+from agent.health import Health
+from agent.http import house_routes, serve_house
+from agent.identity import IdentityStore
+from agent.lifecycle import Track
+from agent.policy import PolicyHolder, PolicyPorts
+from agent.profiler import Profiler
+from agent.registration import Registrar
+from agent.status import Facts, document
+from agent.supervisor import LifeKeeper, Parts, Supervisor
+from agent.telemetry import PERIOD_S, Counters, report
+from agent.version import own_version
+from engines.catalogue import load_catalogue
+from engines.registry import ImportGuard, use_guard
+from engines.store import ModelStore
+from links.http_server import RunningServer
+from netprobe.probe import LinkProbe
+from protocol.clock import wall_now
+from protocol.errors import LinkError
+from protocol.exposition import Exposition
+
+
+class House:
+    """A composed agent. `supervisor` starts and stops it. Raises ConfigError for state that cannot be used."""
+
+    def __init__(self, config: AgentConfig, console: Console) -> None:
+        self.config = config
+        self.console = console
+        self.clock = time.monotonic
+        self.boot = secrets.token_hex(4)
+        self._began_s = self.clock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.life = LifeKeeper()
+        self.health = Health(self.clock)
+        self.metrics = Exposition()
+        self.counters = Counters()
+        self.emit = Fanout([self.metrics, self.counters, console.emit])
+        use_guard(ImportGuard(config.state_dir / "engines.json"))
+        store = ModelStore(config.models_dir, load_catalogue(config.models_dir / "catalogue.toml"))
+        identity = IdentityStore(config.identity_dir)
+        self.device_id = identity.device_id(config.device_id, socket.gethostname())
+        keys: dict[str, bytes] = {}
+        labels = dict(config.labels)
+        self.probe = LinkProbe(self.clock)
+        self.cloud = CloudLink(self._on_trouble)
+        self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
+        self.tensors = TensorSide(config, store, self.cloud, self.probe, self.health, self.holder.current, self.emit)
+        self.texts = TextSide(config, store, self.cloud, self.health)
+        self.profiler = Profiler(config, self.device_id, labels, self.life, self.health)
+        self.control = self._control(identity, keys, labels)
+        self.control.open_identity()
+        self.ways = (self.tensors.mount, text_mount(self.texts, self.holder.current, self.emit, self.clock))
+        self.life.listen(self._on_life)
+        self.supervisor = Supervisor(self._parts())
+
+    def tell_ready(self) -> None:
+        """Say where the local API is."""
+        self.console.say("ready", f"ready: {self.url}", port=self.supervisor.port, url=self.url)
+
+    @property
+    def url(self) -> str:
+        """Base URL of the local API."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"http://{host}:{self.supervisor.port}"
+
+    def status(self) -> dict[str, Any]:
+        """The status document."""
+        connector, now_s = self.control.connector, self.clock()
+        found = connector.found if connector else None
+        broker = connector.broker if connector else None
+        facts = Facts(
+            device_id=self.device_id,
+            version=own_version(),
+            uptime_s=now_s - self._began_s,
+            url=self.url,
+            life=self.life.life,
+            fleet=self.control.enrolment.fleet if self.control.enrolment else None,
+            where=f"{found.host}:{found.port}" if found else None,
+            via=found.origin if found else None,
+            broker=f"{broker[0]}:{broker[1]}" if broker else None,
+            policy=self.holder.current(),
+            profile=self.profiler.current(),
+            tensor_models=self.tensors.models,
+            text_model=self.config.text_model if self.texts.models else next(iter(self.texts.cloud_models), None),
+            cloud_available=self.cloud.available,
+            warnings=self.health.warnings,
+            now_s=now_s,
+            extra=self.tensors.status(),
+        )
+        return document(facts)
+
+    def _policy_ports(self, keys: dict[str, bytes], labels: dict[str, str]) -> PolicyPorts:
+        return PolicyPorts(
+            keys=keys,
+            labels=labels,
+            bounds=self.config.bounds,
+            wall=wall_now,
+            clock=self.clock,
+            emit=self.emit,
+            actions={"log_level": set_log_level},
+        )
+
+    def _control(self, identity: IdentityStore, keys: dict[str, bytes], labels: dict[str, str]) -> ControlSide:
+        return ControlSide(
+            config=self.config,
+            store=identity,
+            device_id=self.device_id,
+            boot=self.boot,
+            cloud=self.cloud,
+            sink=self.tensors.sink,
+            emit=self.emit,
+            on_link=lambda link: self.probe.watch("cloud", link.under_way),
+            keys=keys,
+            labels=labels,
+            holder=self.holder,
+            registrar=Registrar(self.profiler.current, lambda: self.models, own_version()),
+            life=self.life,
+            health=self.health,
+            clock=self.clock,
+            wall=wall_now,
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Everything that this device serves by itself."""
+        return (*self.tensors.models, *self.texts.models)
+
+    def _parts(self) -> Parts:
+        return Parts(
+            life=self.life,
+            health=self.health,
+            open_server=self._open_server,
+            ways=self.ways,
+            tracks=(self.control.run, self._measure, self._report),
+            drain=self._drain,
+            close=self._close,
+        )
+
+    async def _open_server(self) -> RunningServer:
+        return await serve_house(self.config, house_routes(self.status, self.metrics.render), self.ways)
+
+    async def _measure(self) -> None:
+        await self.profiler.collect()
+        await self._register()
+        if self.config.benchmark:
+            await self.tensors.settled.wait()
+            path = self.config.state_dir / "benchmark.json"
+            benchmark = Benchmark(path, self.tensors.probes, self.tensors.digests, self.clock, self.health)
+            await self.profiler.measure(benchmark, self._profile_changed)
+
+    def _profile_changed(self) -> None:
+        profile = self.profiler.current()
+        self.console.say("profiled", f"profiled: {len(profile.measured)} measurements", key=profile.key)
+        self._later(self._register())
+
+    async def _register(self) -> None:
+        control = self.control.control
+        if control is not None:
+            await control.register()
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            control = self.control.control
+            if control is None or control.state != "up":
+                continue
+            values = self.counters.news()
+            if values is not None:
+                await control.tell(report(values, self.boot, wall_now().unix_s))
+
+    async def _drain(self) -> None:
+        control = self.control.control
+        if control is not None and control.state == "up":
+            await control.say("draining")
+
+    async def _close(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.cloud.close()
+
+    def _on_trouble(self, error: LinkError) -> None:
+        if self.control.connector is not None:
+            self.control.connector.on_trouble(error)
+
+    def _on_life(self, track: Track, state: str) -> None:
+        if track != "connected":
+            return
+        connector = self.control.connector
+        if state == "connected" and connector is not None:
+            found = connector.found
+            where = f"{found.host}:{found.port}" if found else ""
+            via = found.origin if found else "broker"
+            self.console.say("connected", f"connected: {where} (found by {via})", address=where, via=via)
+            self._later(self._meet_cloud())
+        elif state in ("connecting", "searching", "refused", "duplicate", "wait_clock"):
+            self.console.say("disconnected", f"coordinator: {state}", state=state)
+
+    async def _meet_cloud(self) -> None:
+        await self.texts.learn_cloud()
+        await self.tensors.learn_cloud()
+        await self._register()
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
