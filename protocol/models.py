@@ -84,8 +84,8 @@ class BundleManifest:
     """All cuts of one prepared model. `digest` is sha256 of the prepared graph, `source_sha256` of the file before.
 
     `outputs` are the whole model's (name, datatype, shape). `whole_s` is its run on the server, `cloud_s` the same with
-    decoding, pre- and post-processing of an encoded input; `encoded_bytes` and `down_bytes` are that arm's typical sizes.
-    `flops` is the whole model's; `single_cuts` counts all cuts found, of which `cuts` are offered.
+    decoding, pre- and post-processing of an encoded input; `encoded_bytes` and `down_bytes` are that arm's typical
+    sizes. `flops` is the whole model's; `single_cuts` counts all cuts found, of which `cuts` are offered.
     """
 
     schema: str

@@ -1,4 +1,7 @@
-"""Wire forms of an activation: raw (as computed) and int8 (UINT8 with one scale and zero point, inside the graph)."""
+"""Wire forms of an activation: raw (as computed) and int8 (UINT8 with a scale and zero point per channel, in the graph).
+
+Per channel, because the ranges of one layer's channels differ by orders of magnitude.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from engines.arrays import to_array, to_tensor
 from protocol.errors import EngineError, Unsupported
 from protocol.tensors import DATATYPE_BYTES, Tensor
 
@@ -22,10 +26,10 @@ CODECS = (RAW, INT8)
 
 @frozen
 class Affine:
-    """value = (code - zero) * scale with code in 0..255; the form of ONNX QuantizeLinear with UINT8."""
+    """value = (code - zero) * scale, code in 0..255; one pair per channel (axis 1), or a single pair for all."""
 
-    scale: float
-    zero: int
+    scales: tuple[float, ...]
+    zeros: tuple[int, ...]
 
 
 def check_codec(codec: str) -> str:
@@ -35,15 +39,20 @@ def check_codec(codec: str) -> str:
     return codec
 
 
-def affine_for(low: float, high: float) -> Affine:
-    """Scale and zero point that cover [low, high] and represent 0 exactly (padding and ReLU depend on it)."""
+def affine_for(lows: Sequence[float], highs: Sequence[float]) -> Affine:
+    """Pairs that cover [low, high] of each channel and represent 0 exactly (padding and ReLU depend on it)."""
+    pairs = [_pair(low, high) for low, high in zip(lows, highs, strict=True)]
+    return Affine(scales=tuple(scale for scale, _ in pairs), zeros=tuple(zero for _, zero in pairs))
+
+
+def _pair(low: float, high: float) -> tuple[float, int]:
     if not (isfinite(low) and isfinite(high)):
         raise EngineError("calibration met a value that is not finite", next_step="check the model on its own")
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255.0
-    if scale <= 0.0:
-        return Affine(scale=1.0, zero=0)
-    return Affine(scale=scale, zero=max(0, min(255, round(-low / scale))))
+    if scale <= 1e-12:
+        return 1.0, 0
+    return scale, max(0, min(255, round(-low / scale)))
 
 
 def wire_bytes(codec: str, crossing: Sequence[tuple[str, str, tuple[int, ...]]]) -> int:
@@ -53,17 +62,21 @@ def wire_bytes(codec: str, crossing: Sequence[tuple[str, str, tuple[int, ...]]])
 
 
 def quantise(values: NDArray[np.float32], affine: Affine) -> NDArray[np.uint8]:
-    """What QuantizeLinear does: round half to even, then saturate."""
+    """What the head's last operators do: round half to even, then saturate."""
     import numpy as np
 
-    codes = np.rint(values / np.float32(affine.scale)) + affine.zero
-    return np.clip(codes, 0, 255).astype(np.uint8)
+    scales, zeros = _along_channels(affine, values.ndim)
+    return np.clip(np.rint(values / scales + zeros), 0, 255).astype(np.uint8)
 
 
 def dequantise(tensor: Tensor, affine: Affine) -> Tensor:
     """A UINT8 tensor as FP32 of the same shape."""
+    scales, zeros = _along_channels(affine, len(tensor.shape))
+    return to_tensor(tensor.name, (to_array(tensor) - zeros) * scales)
+
+
+def _along_channels(affine: Affine, rank: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     import numpy as np
 
-    codes = np.frombuffer(tensor.data, dtype=np.uint8).astype(np.int32)
-    values = ((codes - affine.zero) * np.float32(affine.scale)).astype("<f4")
-    return Tensor(tensor.name, "FP32", tensor.shape, values.tobytes())
+    shape = (1, -1) + (1,) * (rank - 2) if len(affine.scales) > 1 else (1,) * rank
+    return np.array(affine.scales, "f4").reshape(shape), np.array(affine.zeros, "f4").reshape(shape)

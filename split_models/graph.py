@@ -30,7 +30,7 @@ class GraphTensor:
 
 @frozen
 class GraphNode:
-    """One operator. `inputs` names computed tensors and graph inputs only, never weights. flops counts multiply-adds twice."""
+    """One operator. `inputs` names computed tensors and graph inputs, never weights; a multiply-add is two flops."""
 
     op: str
     inputs: tuple[str, ...]

@@ -1,11 +1,13 @@
 """Cut a prepared ONNX model into a head and a tail, each a model of its own; int8 lives inside the graphs.
 
 With int8 the head ends in QuantizeLinear and the tail begins with DequantizeLinear, so any server that speaks the Open
-Inference Protocol can run the tail, and compression needs no code there.
+Inference Protocol can run the tail, and compression needs no code there. Ranges per channel are a multiplication and
+an addition before and after: the operators take a scale per channel only from operator set 13 on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import field, frozen
@@ -79,17 +81,40 @@ def _quantise_seam(head: Any, tail: Any, cut: Cut, wire: Affine) -> tuple[str, s
 
 def _append_quantize(model: Any, source: str, target: str, shape: tuple[int, ...], affine: Affine) -> None:
     onnx = onnx_module()
-    scale, zero = _constants(model, target, affine)
-    model.graph.node.append(onnx.helper.make_node("QuantizeLinear", [source, scale, zero], [target]))
-    kept = [value for value in model.graph.output if value.name != source]
+    node = onnx.helper.make_node
+    scale, zero = _unit(model, target, affine)
+    if len(affine.scales) > 1:
+        inverse = _per_channel(model, f"{target}_inverse", [1.0 / s for s in affine.scales], len(shape))
+        zeros = _per_channel(model, f"{target}_zeros", affine.zeros, len(shape))
+        scaled, shifted = f"{target}_scaled", f"{target}_shifted"
+        model.graph.node.extend([node("Mul", [source, inverse], [scaled]), node("Add", [scaled, zeros], [shifted])])
+        source, kept_source = shifted, source
+    else:
+        kept_source = source
+    model.graph.node.append(node("QuantizeLinear", [source, scale, zero], [target]))
+    kept = [value for value in model.graph.output if value.name != kept_source]
     del model.graph.output[:]
     model.graph.output.extend([*kept, onnx.helper.make_tensor_value_info(target, onnx.TensorProto.UINT8, shape)])
 
 
 def _prepend_dequantize(model: Any, target: str, source: str, shape: tuple[int, ...], affine: Affine) -> None:
     onnx = onnx_module()
-    scale, zero = _constants(model, source, affine)
-    model.graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", [source, scale, zero], [target]))
+    node = onnx.helper.make_node
+    scale, zero = _unit(model, source, affine)
+    if len(affine.scales) > 1:
+        scales = _per_channel(model, f"{source}_scales", affine.scales, len(shape))
+        zeros = _per_channel(model, f"{source}_zeros", affine.zeros, len(shape))
+        codes, shifted = f"{source}_codes", f"{source}_shifted"
+        first = [
+            node("DequantizeLinear", [source, scale, zero], [codes]),
+            node("Sub", [codes, zeros], [shifted]),
+            node("Mul", [shifted, scales], [target]),
+        ]
+    else:
+        first = [node("DequantizeLinear", [source, scale, zero], [target])]
+    rest = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*first, *rest])
     kept = [value for value in model.graph.input if value.name != target]
     del model.graph.input[:]
     model.graph.input.extend([*kept, onnx.helper.make_tensor_value_info(source, onnx.TensorProto.UINT8, shape)])
@@ -109,13 +134,22 @@ def _quantise_answer(tail: Any, answer: Affine) -> None:
     _append_quantize(tail, inner, name, shape, answer)
 
 
-def _constants(model: Any, name: str, affine: Affine) -> tuple[str, str]:
+def _unit(model: Any, name: str, affine: Affine) -> tuple[str, str]:
+    """Scale and zero point of the operator itself: the only pair, or 1 and 0 where the channels have theirs."""
     onnx = onnx_module()
+    single = len(affine.scales) == 1
     scale, zero = f"{name}_scale", f"{name}_zero"
     model.graph.initializer.extend(
         [
-            onnx.helper.make_tensor(scale, onnx.TensorProto.FLOAT, (), [affine.scale]),
-            onnx.helper.make_tensor(zero, onnx.TensorProto.UINT8, (), [affine.zero]),
+            onnx.helper.make_tensor(scale, onnx.TensorProto.FLOAT, (), [affine.scales[0] if single else 1.0]),
+            onnx.helper.make_tensor(zero, onnx.TensorProto.UINT8, (), [affine.zeros[0] if single else 0]),
         ]
     )
     return scale, zero
+
+
+def _per_channel(model: Any, name: str, values: Sequence[float], rank: int) -> str:
+    onnx = onnx_module()
+    shape = (1, len(values)) + (1,) * (rank - 2)
+    model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, shape, values))
+    return name

@@ -1,0 +1,90 @@
+"""The only place that names Pillow: encoded pictures to arrays, with bounds checked before pixels are allocated."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+from protocol.errors import BadRequest, ConfigError, TooLarge
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAX_ENCODED_BYTES = 16 << 20
+MAX_PIXELS = 24_000_000
+"""A 24-megapixel photo takes 72 MB as RGB; a bomb of a few KB could ask for gigabytes."""
+
+MAX_SIDE = 16_384
+FORMATS = ("JPEG", "PNG")
+_NEXT = f"send a JPEG or PNG of at most {MAX_PIXELS // 1_000_000} megapixels"
+
+
+def decode(data: bytes | memoryview, field: str) -> NDArray[np.uint8]:
+    """RGB [height, width, 3] of a JPEG or PNG. Raises BadRequest or TooLarge naming `field`."""
+    numpy, image_module = _libraries()
+    if len(data) > MAX_ENCODED_BYTES:
+        raise TooLarge(f"the image is {len(data)} bytes, the maximum is {MAX_ENCODED_BYTES}", field=field)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with image_module.open(io.BytesIO(data), formats=FORMATS) as picture:
+                _check_size(picture.size, field)
+                pixels: NDArray[np.uint8] = numpy.asarray(picture.convert("RGB"), dtype=numpy.uint8)
+    except (BadRequest, TooLarge):
+        raise
+    except image_module.DecompressionBombError as err:
+        raise BadRequest("the image holds too many pixels", next_step=_NEXT, field=field) from err
+    except Exception as err:  # decoders raise OSError, SyntaxError, ValueError, struct.error and zlib.error
+        raise BadRequest(f"the image cannot be decoded: {str(err)[:120]}", next_step=_NEXT, field=field) from err
+    return pixels
+
+
+def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Bilinear, with a wider kernel when shrinking, so that thin strokes survive."""
+    numpy, image_module = _libraries()
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    picture = image_module.fromarray(pixels).resize((width, height), image_module.Resampling.BILINEAR)
+    result: NDArray[np.uint8] = numpy.asarray(picture, dtype=numpy.uint8)
+    return result
+
+
+def encode(pixels: NDArray[np.uint8], format_name: str = "JPEG", quality: int = 85) -> bytes:
+    """The encoded form of RGB or grey pixels, for calibration inputs and tests."""
+    _, image_module = _libraries()
+    out = io.BytesIO()
+    image_module.fromarray(pixels).save(out, format=format_name, quality=quality)
+    return out.getvalue()
+
+
+def drawn_text(lines: list[str], width: int, height: int, size: int, dark_on_light: bool) -> NDArray[np.uint8]:
+    """A page of text in the library's own font: a calibration input that needs no file."""
+    numpy, image_module = _libraries()
+    from PIL import ImageDraw, ImageFont
+
+    paper, ink = ((250, 248, 240), (20, 20, 30)) if dark_on_light else ((25, 40, 60), (240, 235, 220))
+    picture = image_module.new("RGB", (width, height), paper)
+    draw = ImageDraw.Draw(picture)
+    font = ImageFont.load_default(size=size)
+    for index, line in enumerate(lines):
+        draw.text((size, size + index * size * 2), line, fill=ink, font=font)
+    return numpy.asarray(picture, dtype=numpy.uint8)  # type: ignore[no-any-return]
+
+
+def _check_size(size: tuple[int, int], field: str) -> None:
+    width, height = size
+    if width < 1 or height < 1 or max(size) > MAX_SIDE or width * height > MAX_PIXELS:
+        raise BadRequest(f"the image is {width} x {height} pixels", next_step=_NEXT, field=field)
+
+
+def _libraries() -> tuple[object, object]:
+    try:
+        import numpy
+        from PIL import Image
+    except ImportError as err:
+        raise ConfigError(
+            "numpy and Pillow are needed for image models", next_step="install midstream[onnx] or midstream[tflite]"
+        ) from err
+    return numpy, Image

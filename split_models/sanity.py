@@ -1,0 +1,47 @@
+"""Whether tensors can be believed: shapes, values that are finite, distance from a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engines.arrays import to_array
+from protocol.errors import BadRequest, EngineError
+from protocol.tensors import Tensor, TensorSpec, check_against
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """False when a float is NaN or infinite."""
+    import numpy as np
+
+    return not tensor.datatype.startswith("FP") or bool(np.isfinite(to_array(tensor)).all())
+
+
+def check_outputs(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
+    """The tensors in the order of `specs`.
+
+    Raises EngineError unless each is there with its datatype and shape and all floats are finite.
+    """
+    found = {tensor.name: tensor for tensor in tensors}
+    ordered: list[Tensor] = []
+    for spec in specs:
+        tensor = found.get(spec.name)
+        if tensor is None:
+            raise EngineError(f"output {spec.name!r} is missing from the answer")
+        try:
+            check_against(tensor, spec)
+        except BadRequest as err:
+            raise EngineError(f"output {spec.name!r} does not fit: {err.message}") from err
+        if not all_finite(tensor):
+            raise EngineError(f"output {spec.name!r} holds values that are not finite")
+        ordered.append(tensor)
+    return tuple(ordered)
+
+
+def greatest_difference(tensor: Tensor, reference: Tensor) -> float:
+    """Largest absolute difference over the reference's largest magnitude; infinite when shapes differ."""
+    import numpy as np
+
+    a, b = to_array(tensor).astype(np.float64), to_array(reference).astype(np.float64)
+    if a.shape != b.shape:
+        return float("inf")
+    return float(np.abs(a - b).max() / max(float(np.abs(b).max()), 1e-12)) if a.size else 0.0
