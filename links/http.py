@@ -429,7 +429,12 @@ class HttpLink:
                 f"cannot reach {where} while {transfer.phase}: {err.strerror or err.os_error}",
                 next_step="check that the peer runs and that its address is right",
             ) from err
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError) as err:
+        except (
+            aiohttp.ClientOSError,
+            aiohttp.ServerDisconnectedError,
+            aiohttp.ClientPayloadError,
+            ConnectionError,
+        ) as err:
             self._abandoned(transfer)
             raise LinkClosed(f"{where} closed the connection while {transfer.phase}") from err
         except (aiohttp.ClientError, OSError) as err:
