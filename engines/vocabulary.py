@@ -73,6 +73,12 @@ class Vocabulary:
         """Raw bytes of a token as it shows in an answer; None for an unknown id or tokenizer kind."""
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else None
 
+    def text(self, mark: str) -> str:
+        """A special token as text by its short name (bos, eos); empty when the model has none."""
+        index = self._metadata.get(f"tokenizer.ggml.{mark}_token_id")
+        known = isinstance(index, int) and 0 <= index < len(self.tokens)
+        return self.tokens[index].decode("utf-8", "replace") if known and isinstance(index, int) else ""
+
     def split(self, data: bytes, count: int) -> tuple[int, ...] | None:
         """The only way to write `data` with `count` tokens; None when there is none, or more than one.
 
