@@ -244,6 +244,9 @@ class StreamOwner:
             self.finish = "length"
         if self._ahead is not None:
             self._ahead.news()
+        if self._line.whole < self._line.next:
+            # Held back for the rest of its character, which must not wait for the reader to take this part.
+            self._source().continuation.acknowledge(token.index)
 
     def _taken(self, owned: Owned, blocked_s: float) -> None:
         self._blocked_s += blocked_s

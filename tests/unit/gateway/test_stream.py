@@ -101,7 +101,9 @@ async def test_source_lost_before_during_and_after_the_move(error: Exception | N
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    losses=st.lists(st.tuples(st.sampled_from(["device", "cloud"]), st.integers(1, COUNT - 1)), max_size=5),
+    losses=st.lists(
+        st.tuples(st.sampled_from(["device", "cloud"]), st.integers(1, COUNT - 1)), max_size=5, unique=True
+    ),
     at=st.integers(1, 40),
     vocabulary=st.sampled_from(["fake-vocabulary", "another"]),
 )
