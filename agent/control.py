@@ -170,6 +170,8 @@ class Control:
         return encode(Telemetry(kind=CANARY_KIND, at=0.0, boot=self._boot, values={"number": self._canary_sent}))
 
     def _on_coordinator(self, delivery: Delivery) -> None:
+        if not delivery.payload:
+            return  # it said goodbye; where it was may still be where it comes back
         try:
             found = decode(CoordinatorState, delivery.payload, what="the coordinator's state")
         except MidstreamError as err:

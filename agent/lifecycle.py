@@ -27,6 +27,8 @@ CONNECTED: Table = {
     ("alone", "search"): "searching",
     ("searching", "found"): "connecting",
     ("searching", "nothing_found"): "searching",
+    ("searching", "up"): "connected",
+    ("alone", "found"): "connecting",
     ("searching", "clock_wrong"): "wait_clock",
     ("connecting", "up"): "connected",
     ("connecting", "down"): "connecting",

@@ -1,4 +1,4 @@
-"""Joining: the CA is compared before the secret leaves; the key stays; a repeat is harmless; a torn disk is survived."""
+"""Joining: the CA is compared before the secret leaves, the key stays, repeats and torn disks do no harm."""
 
 from __future__ import annotations
 
