@@ -24,11 +24,10 @@ from typing import Any
 from attrs import define, field, frozen
 
 from benchmarks.report import arguments, percentile, publish, spread
-from engines.catalogue import load_catalogue
 from engines.executor import BoundedExecutor
 from engines.onnx import OnnxRuntime
 from engines.port import TensorModel
-from engines.store import ModelStore
+from engines.store import default_store
 from links.http import HttpLink
 from links.http_server import RunningServer, serve
 from links.port import FrameRoute, FrameStream, Request
@@ -95,8 +94,7 @@ class _Interactive:
 
 def model_path() -> Path:
     """The model's file, pulled if it is not here yet."""
-    root = Path(os.environ.get("MIDSTREAM_MODELS") or Path.home() / ".cache" / "midstream" / "models")
-    return ModelStore(root, load_catalogue()).pull(MODEL)
+    return default_store().pull(MODEL)
 
 
 def choose_input(model: TensorModel) -> tuple[Tensor, float]:
@@ -267,9 +265,8 @@ def compare(repeats: int) -> tuple[dict[str, object], list[str]]:
     model.close()
     with_bound, without = found[True], found[False]
     for title, outcomes in (("bounded", with_bound), ("unbounded", without)):
-        print(
-            f"{title:10} p99 ms {spread([o.p99_ms for o in outcomes])}, per s {spread([o.done_per_s for o in outcomes])}"
-        )
+        p99_ms, rates = [o.p99_ms for o in outcomes], [o.done_per_s for o in outcomes]
+        print(f"{title:10} p99 ms {spread(p99_ms)}, per s {spread(rates)}")
     ratios = [b.done_per_s / u.done_per_s for b, u in zip(with_bound, without, strict=True)]
     keys: dict[str, object] = {
         "p99_unbounded_ms": statistics.median(o.p99_ms for o in without),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from attrs import frozen
+from attrs import field, frozen
 
 from engines.digest import CHUNK_BYTES
 from engines.incoming import Incoming, Progress
@@ -27,6 +27,8 @@ from protocol.models import CatalogueEntry, Source
 READ_TIMEOUT_S = 30.0
 """A server that sends nothing for this long is gone; a pull then resumes where it stopped."""
 
+HUB_VARIABLE = "MIDSTREAM_HUB_URL"
+
 POLL_S = 0.2
 PIP_TAIL_CHARS = 400
 
@@ -35,7 +37,7 @@ PIP_TAIL_CHARS = 400
 class FetchSettings:
     """How to reach sources. hub_url replaces the hub address of every entry (a mirror inside the house)."""
 
-    hub_url: str | None = None
+    hub_url: str | None = field(factory=lambda: os.environ.get(HUB_VARIABLE) or None)
     python: str = sys.executable
     pip_options: tuple[str, ...] = ()
     read_timeout_s: float = READ_TIMEOUT_S

@@ -6,6 +6,7 @@ Blocking; the command line calls it directly, the houses from a thread.
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shutil
 import time
@@ -16,7 +17,7 @@ from typing import TextIO
 
 from attrs import evolve, frozen
 
-from engines.catalogue import check_filename, check_name, is_name
+from engines.catalogue import check_filename, check_name, is_name, load_catalogue
 from engines.digest import CHUNK_BYTES, file_sha256
 from engines.fetch import FetchSettings, fetch, needed_bytes
 from engines.incoming import FreeBytes, Incoming, Progress, check_space, free_bytes, no_progress
@@ -299,6 +300,14 @@ class ModelStore:
                 time.sleep(0.1)
             else:
                 return
+
+
+def default_store() -> ModelStore:
+    """The store that the command line uses without options: MIDSTREAM_MODELS, else the user's cache folder."""
+    root = os.environ.get("MIDSTREAM_MODELS")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(root) if root else cache / "midstream" / "models"
+    return ModelStore(folder, load_catalogue(folder / "catalogue.toml"))
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,266 @@
+"""The bounded executor: who may do what, cancelling, closing, and many threads at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engines.executor import BoundedExecutor
+from protocol.errors import BadRequest, EngineError, Full
+from protocol.events import QueueSampled, RecordingEmit
+
+
+class Gate:
+    """Work that waits until it is let go; counts what runs."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.started: list[int] = []
+        self.threads: set[str] = set()
+        self.lock = threading.Lock()
+
+    def work(self, number: int) -> int:
+        with self.lock:
+            self.started.append(number)
+            self.threads.add(threading.current_thread().name)
+        assert self.open.wait(10)
+        return number
+
+    def until_started(self, count: int) -> None:
+        end_s = time.monotonic() + 5
+        while len(self.started) < count and time.monotonic() < end_s:
+            time.sleep(0.002)
+        assert len(self.started) == count
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    found = Gate()
+    yield found
+    found.open.set()
+
+
+@pytest.fixture
+def executor(gate: Gate) -> Iterator[BoundedExecutor]:
+    """Two workers, room for exactly two."""
+    found = BoundedExecutor("test", 2, 0.1, max_waiting=2)
+    yield found
+    gate.open.set()
+    found.close()
+
+
+async def fill(executor: BoundedExecutor, gate: Gate) -> list[asyncio.Task[int]]:
+    """Two run, two wait."""
+    tasks = [asyncio.create_task(executor.run(gate.work, n)) for n in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(gate.until_started, 2)
+    tasks += [asyncio.create_task(executor.run(gate.work, n)) for n in (2, 3)]
+    await asyncio.sleep(0)
+    assert (executor.running, executor.waiting) == (2, 2)
+    return tasks
+
+
+async def test_the_event_loop_is_refused_at_once_when_full(executor: BoundedExecutor, gate: Gate) -> None:
+    tasks = await fill(executor, gate)
+    with pytest.raises(Full) as refused:
+        await executor.run(gate.work, 4)
+    assert refused.value.retry_after_s >= 0
+    gate.open.set()
+    assert await asyncio.gather(*tasks) == [0, 1, 2, 3]
+
+
+async def test_a_foreign_thread_runs_the_work_itself_when_full(executor: BoundedExecutor, gate: Gate) -> None:
+    tasks = await fill(executor, gate)
+    ran_in = await asyncio.to_thread(executor.call, lambda: threading.current_thread().name)
+    assert not ran_in.startswith("test-")
+    gate.open.set()
+    await asyncio.gather(*tasks)
+    ran_in = await asyncio.to_thread(executor.call, lambda: threading.current_thread().name)
+    assert ran_in.startswith("test-")
+
+
+async def test_a_foreign_thread_may_be_refused_or_wait(executor: BoundedExecutor, gate: Gate) -> None:
+    tasks = await fill(executor, gate)
+    with pytest.raises(Full):
+        await asyncio.to_thread(lambda: executor.call(gate.work, 9, when_full="refuse"))
+    waiting = asyncio.create_task(asyncio.to_thread(lambda: executor.call(gate.work, 9, when_full="wait")))
+    await asyncio.sleep(0.05)
+    assert executor.waiting == 2
+    gate.open.set()
+    assert await waiting == 9
+    await asyncio.gather(*tasks)
+
+
+async def test_a_blocking_call_on_the_event_loop_is_a_bug(executor: BoundedExecutor) -> None:
+    with pytest.raises(RuntimeError, match="event loop"):
+        executor.call(int)
+    with pytest.raises(RuntimeError, match="event loop"):
+        executor.submit(int, on_done=lambda result, error: None)
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    executor.submit(int, on_done=lambda *_: loop.call_soon_threadsafe(done.set) and None, when_full="refuse")
+    await asyncio.wait_for(done.wait(), 5)
+
+
+async def test_work_that_hands_in_work_and_waits_is_a_bug(executor: BoundedExecutor) -> None:
+    with pytest.raises(RuntimeError, match="lock up"):
+        await executor.run(executor.call, int)
+
+
+async def test_cancelled_waiting_work_never_runs(executor: BoundedExecutor, gate: Gate) -> None:
+    tasks = await fill(executor, gate)
+    tasks[2].cancel()
+    await asyncio.gather(tasks[2], return_exceptions=True)
+    assert tasks[2].cancelled()
+    assert executor.waiting == 1
+    gate.open.set()
+    assert await asyncio.gather(tasks[0], tasks[1], tasks[3]) == [0, 1, 3]
+    assert 2 not in gate.started
+
+
+async def test_cancelling_running_work_frees_the_asker_and_the_worker_goes_on(
+    executor: BoundedExecutor, gate: Gate
+) -> None:
+    tasks = await fill(executor, gate)
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    gate.open.set()
+    assert await asyncio.gather(*tasks[1:]) == [1, 2, 3]
+    assert await executor.run(int, "7") == 7
+
+
+@pytest.mark.parametrize("error", [BadRequest("no"), ValueError("bug"), StopIteration(), SystemExit(3)])
+async def test_errors_reach_the_asker_and_the_worker_survives(executor: BoundedExecutor, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises((type(error), RuntimeError)):
+        await executor.run(fail)
+    assert await executor.run(int, "7") == 7
+
+
+async def test_closing_fails_waiting_work_joins_the_workers_and_refuses_more(
+    executor: BoundedExecutor, gate: Gate
+) -> None:
+    tasks = await fill(executor, gate)
+    closing = asyncio.create_task(asyncio.to_thread(executor.close))
+    with pytest.raises(EngineError, match="closed"):
+        await tasks[2]
+    gate.open.set()
+    await closing
+    assert [await t for t in tasks[:2]] == [0, 1]
+    assert isinstance(tasks[3].exception(), EngineError)
+    assert not [t for t in threading.enumerate() if t.name.startswith("test-")]
+    with pytest.raises(EngineError, match="closed"):
+        await executor.run(int)
+    executor.close()
+
+
+def test_a_result_for_a_loop_that_is_gone_harms_nobody(executor: BoundedExecutor, gate: Gate) -> None:
+    async def leave() -> None:
+        asyncio.create_task(executor.run(gate.work, 1))  # noqa: RUF006 - abandoned on purpose
+        await asyncio.sleep(0.05)
+
+    asyncio.run(leave())
+    gate.open.set()
+    assert executor.call(int, "7") == 7
+
+
+def test_a_failing_callback_does_not_end_the_worker(
+    executor: BoundedExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bug(result: Any, error: BaseException | None) -> None:
+        raise KeyError("bug")
+
+    executor.submit(int, on_done=bug)
+    assert executor.call(int, "7") == 7
+    assert executor.call(int, "8") == 8
+    assert "a callback failed" in caplog.text
+
+
+def test_events_and_metrics_tell_the_same(gate: Gate) -> None:
+    emit = RecordingEmit()
+    executor = BoundedExecutor("seen", 1, 0.1, emit=emit, max_waiting=1)
+    try:
+        done = [threading.Event() for _ in range(2)]
+        for n, event in enumerate(done):
+            executor.submit(gate.work, n, on_done=lambda result, error, e=event: e.set())
+            gate.until_started(1)
+        with pytest.raises(Full):
+            executor.call(int, when_full="refuse")
+        metrics = executor.metrics()
+        assert (metrics.running, metrics.waiting, metrics.capacity, metrics.peak_waiting) == (1, 1, 1, 1)
+        assert metrics.service_s is None
+        gate.open.set()
+        assert all(event.wait(5) for event in done)
+    finally:
+        executor.close()
+    outcomes = [e.outcome for e in emit.events if isinstance(e, QueueSampled)]
+    assert sorted(outcomes) == ["done", "done", "queued", "queued", "refused"]
+    assert executor.metrics().service_s is not None
+
+
+def test_many_threads_lose_and_double_nothing() -> None:
+    """8 threads, 4 workers, 2,000 pieces of work with every policy; the queue never passes its bound."""
+    executor = BoundedExecutor("crowd", 4, 0.001, max_waiting=5, cores=2)
+    counted: list[int] = []
+    refused: list[int] = []
+    lock = threading.Lock()
+
+    def work(number: int) -> int:
+        with lock:
+            counted.append(number)
+        return number
+
+    def caller(first: int) -> None:
+        rng = random.Random(first)
+        for number in range(first, first + 250):
+            when_full: Any = rng.choice(["caller_runs", "refuse", "wait"])
+            try:
+                assert executor.call(work, number, when_full=when_full) == number
+            except Full:
+                with lock:
+                    refused.append(number)
+
+    threads = [threading.Thread(target=caller, args=(250 * n,)) for n in range(8)]
+    run_all(threads)
+    executor.close()
+    assert sorted(counted + refused) == list(range(2000))
+    assert executor.metrics().peak_waiting <= 5
+    assert (executor.running, executor.waiting) == (0, 0)
+
+
+async def test_cancelling_at_any_moment_loses_no_worker() -> None:
+    executor = BoundedExecutor("churn", 2, 1.0, max_waiting=50)
+    rng = random.Random(1)
+    for _ in range(200):
+        task = asyncio.create_task(executor.run(time.sleep, 0.0005))
+        await asyncio.sleep(rng.choice([0, 0.0002, 0.0006, 0.001]))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert await asyncio.gather(*(executor.run(int, str(n)) for n in range(20))) == list(range(20))
+    executor.close()
+    assert (executor.running, executor.waiting) == (0, 0)
+
+
+def run_all(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_threads_start_with_the_first_work_only() -> None:
+    before = threading.active_count()
+    executor = BoundedExecutor("lazy", 4)
+    assert threading.active_count() == before
+    assert executor.call(int, "3") == 3
+    assert threading.active_count() == before + 1
+    executor.close()
