@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 import tomllib
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -231,6 +232,52 @@ def _check_address(name: str, text: str, *, names_allowed: bool) -> None:
             return
         kinds = "an IP address or a host name" if names_allowed else "the IP address of an interface"
         raise ConfigError(f"{name} has {text[:80]!r}", next_step=f"give {kinds}", field=name) from None
+
+
+_HELP = {
+    "state_dir": "where keys, registry and policy history are kept",
+    "models_dir": "the model store",
+    "fleet": "name of the fleet, [a-z0-9-]",
+    "host": "address to listen on",
+    "port": "port of the API, 0 takes a free one",
+    "addresses": "addresses by which devices reach this machine, comma-separated",
+    "interfaces": "addresses on which mDNS speaks, comma-separated",
+    "mdns": "announce by mDNS",
+    "broker": "embedded, or mqtts://HOST:PORT",
+    "broker_port": "port of the embedded broker, 0 takes a free one",
+    "broker_ca": "CA file of the named broker (default: the fleet's)",
+    "models": "models to serve, comma-separated (default: all that are pulled)",
+    "bundles": "models to cut, comma-separated (default: all that can be)",
+    "cut": "cut models for devices",
+    "text_engine": "llama_server, llama_cpp or none",
+    "text_threads": "threads of the text engine, 0: its own choice",
+    "text_slots": "text answers at once per model",
+    "text_context_tokens": "room for prompt and answer",
+    "tensor_threads": "threads of one tensor run, 0: its own choice",
+    "join_ttl_s": "seconds for which a join string can be used",
+    "log_level": "debug, info, warning or error",
+}
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """One flag per field, `--field-name`; on/off fields also have `--no-field-name`."""
+    parser.add_argument("--config", type=Path, help="configuration file (TOML)")
+    for name, text in _HELP.items():
+        flag = "--" + name.replace("_", "-")
+        if name in _FLAGS:
+            parser.add_argument(flag, action=BooleanOptionalAction, default=None, help=text)
+        else:
+            parser.add_argument(flag, metavar=name.upper().rpartition("_")[2], help=text)
+
+
+def flags_of(options: Namespace) -> dict[str, Any]:
+    """The fields that were given on the command line, typed. Raises ConfigError."""
+    found: dict[str, Any] = {"config": options.config}
+    for name in _HELP:
+        value = getattr(options, name)
+        if value is not None:
+            found[name] = value if name in _FLAGS else _from_text(name, value, "--" + name.replace("_", "-"))
+    return found
 
 
 def local_environment() -> dict[str, str]:

@@ -1,0 +1,75 @@
+"""The command line's way to the coordinator of this machine: key, port and CA are read from its state folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from attrs import frozen
+
+from cloud_stub.admin import ADMIN
+from cloud_stub.authority import read_admin_key
+from links.http import HttpLink
+from links.tls import client_context
+from protocol.decode import decode
+from protocol.durable import read_durable
+from protocol.errors import BadRequest, ConfigError, LinkError, NotFound
+
+DEADLINE_S = 15.0
+
+
+@frozen
+class RunRecord:
+    """run.json of a running coordinator."""
+
+    host: str
+    port: int
+    pid: int
+
+
+class AdminClient:
+    """One question per call, over TLS that trusts the fleet's CA alone."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The answer's JSON. Raises what the coordinator refused, or ConfigError when none runs here."""
+        key = read_admin_key(self._state_dir)
+        run = read_durable(self._state_dir / "run.json", lambda data: decode(RunRecord, data, what="run.json"))
+        if run is None:
+            raise self._not_running()
+        ca_pem = (self._state_dir / "ca-certificate.pem").read_text(encoding="ascii")
+        link = HttpLink("coordinator", f"https://{run.host}:{run.port}", ssl=client_context(ca_pem))
+        target = f"{ADMIN}{path}" + (f"?{urlencode(query)}" if query else "")
+        try:
+            reply = await link.exchange(target, {"authorization": f"Bearer {key}"}, body, DEADLINE_S, method)
+        except LinkError as err:
+            raise self._not_running() from err
+        finally:
+            await link.close()
+        if reply.status >= 400:
+            raise _refusal(reply.status, reply.body)
+        found: dict[str, Any] = json.loads(reply.body)
+        return found
+
+    def _not_running(self) -> ConfigError:
+        return ConfigError(
+            f"no coordinator runs with the state of {self._state_dir}", next_step="start it: midstream coordinator"
+        )
+
+
+def _refusal(status: int, body: bytes) -> BadRequest | NotFound | LinkError:
+    try:
+        error = json.loads(body)["error"]
+        message, field = str(error["message"]), error.get("field")
+    except (ValueError, KeyError, TypeError):
+        return LinkError(f"the coordinator answered with status {status}")
+    if status == 404:
+        return NotFound(message)
+    return BadRequest(message, field=field if isinstance(field, str) else None)

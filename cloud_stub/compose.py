@@ -1,0 +1,302 @@
+"""The whole coordinator from its configuration: builds the parts, starts them in order, stops them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from cloud_stub.access import admin, error_response, fleet_member
+from cloud_stub.addresses import advertised, local_url_host
+from cloud_stub.admin import AdminApi
+from cloud_stub.advert import advertise, instance_name, txt_record
+from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority
+from cloud_stub.broker import EmbeddedBroker
+from cloud_stub.certificates import DAY_S
+from cloud_stub.config import CoordinatorConfig
+from cloud_stub.coordinator import Coordinator, goodbye
+from cloud_stub.enrolment import BrokerAddress, Enrolment
+from cloud_stub.http import assemble, member_routes, open_routes
+from cloud_stub.join_secrets import JoinSecrets
+from cloud_stub.publishing import Publisher
+from cloud_stub.registry import DeviceRegistry, OpenedRegistry, open_registry
+from cloud_stub.tails import TailHouse
+from cloud_stub.text import TextHouse, open_engines
+from engines.catalogue import load_catalogue
+from engines.store import ModelStore
+from links.http_server import RunningServer, serve
+from links.mdns import ZeroconfBrowser
+from links.mqtt import MqttChannel
+from links.mqtt_settings import MqttSettings
+from links.tls import client_context, server_context
+from protocol.clock import WallClock, wall_now
+from protocol.documents import CoordinatorState
+from protocol.durable import remove_durable, write_durable
+from protocol.errors import ConfigError
+from protocol.exposition import Exposition
+from protocol.topics import MAX_PAYLOAD_BYTES
+from protocol.trust import JoinToken, encode_join
+
+log = logging.getLogger("midstream.coordinator")
+
+RUN_FILE = "run.json"
+
+Tell = Callable[[Mapping[str, Any]], None]
+"""Takes one machine-readable record; never blocks."""
+
+
+class CoordinatorHouse:
+    """One coordinator. `start` and `stop` are symmetric; a start that fails leaves nothing running."""
+
+    def __init__(self, config: CoordinatorConfig, tell: Tell = lambda _: None, wall: WallClock = wall_now) -> None:
+        self.config = config
+        self.metrics = Exposition()
+        self.addresses: tuple[str, ...] = ()
+        self.broker_port = 0
+        self.port = 0
+        self.notes: list[str] = []
+        self._tell = tell
+        self._wall = wall
+        self._clock = time.monotonic
+        self._stack = contextlib.AsyncExitStack()
+        self._serving = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Raises ConfigError with the next step: a taken port, damaged roots, a missing package."""
+        async with contextlib.AsyncExitStack() as stack:
+            await self._open_state(stack)
+            await self._open_broker(stack)
+            await self._open_control(stack)
+            self._open_ways(stack)
+            await self._open_server(stack)
+            stack.callback(self._forget_run)
+            self._note_run()
+            self._stack = stack.pop_all()
+        self._serving = True
+        self._start_background()
+
+    async def stop(self) -> None:
+        """Stop taking requests, let running ones end, say goodbye, close."""
+        self._serving = False
+        await self._stack.aclose()
+
+    def join_string(self, life_s: float | None = None) -> str:
+        """A fresh join string; its secret works once."""
+        secret = self._secrets.mint(life_s or self.config.join_ttl_s, self._wall().unix_s)
+        return encode_join(
+            JoinToken(
+                host=self.addresses[0],
+                port=self.port,
+                ca_fingerprint=self.authority.ca_fingerprint,
+                policy_key=next(iter(self.authority.policy_keys.values())),
+                secret=secret,
+            )
+        )
+
+    async def _open_state(self, stack: contextlib.AsyncExitStack) -> None:
+        config, now_s = self.config, self._wall().unix_s
+        self.addresses = await asyncio.to_thread(advertised, config)
+        self.authority: Authority = await asyncio.to_thread(open_authority, config.state_dir, config.fleet, now_s)
+        await asyncio.to_thread(ensure_certificates, self.authority, self.addresses, now_s)
+        opened: OpenedRegistry = open_registry(config.state_dir / "registry.sqlite")
+        stack.callback(opened.registry.close)
+        self.registry: DeviceRegistry = opened.registry
+        if opened.fresh and not self.authority.first_start:
+            self.authority = self.authority.with_new_history(now_s)
+            self.notes.append("the policy history begins anew")
+        if opened.moved_to is not None:
+            self.notes.append(f"the registry was damaged and moved to {opened.moved_to}; devices will register again")
+        self._secrets = JoinSecrets(config.state_dir / "join.json", self._clock)
+        self.publisher = Publisher(self.authority, self.registry, self._wall)
+
+    async def _open_broker(self, stack: contextlib.AsyncExitStack) -> None:
+        url = self.config.broker_url
+        if url is not None:
+            self.broker_port = url.port
+            return
+        broker = EmbeddedBroker(self.config.fleet, self._is_device)
+        await broker.start(
+            self.config.host, self.config.broker_port, self.authority.server_file, self.authority.roots_file
+        )
+        stack.push_async_callback(broker.close)
+        self.broker_port = broker.port
+
+    async def _open_control(self, stack: contextlib.AsyncExitStack) -> None:
+        channel = MqttChannel(self._mqtt_settings(), self._clock, emit=self.metrics)
+        self.coordinator = Coordinator(
+            channel, self.registry, self.publisher, self.state, self.config.fleet,
+            clock=self._clock, wall=self._wall, emit=self.metrics,
+        )  # fmt: skip
+        stack.push_async_callback(self.coordinator.stop)
+        self._channel = channel
+
+    def _mqtt_settings(self) -> MqttSettings:
+        url, own = self.config.broker_url, self.authority.own_file
+        ca_pem = self.authority.ca_pem
+        if self.config.broker_ca is not None:
+            ca_pem = self.config.broker_ca.read_text(encoding="ascii", errors="replace")
+        return MqttSettings(
+            host=url.host if url else local_url_host(self.config.host).strip("[]"),
+            port=self.broker_port,
+            client_id=OWN_NAME,
+            ssl=client_context(ca_pem, own, own) if url is None or url.tls else None,
+            will=goodbye(self.config.fleet),
+            max_payload_bytes=MAX_PAYLOAD_BYTES,
+            version=5 if url else 4,
+        )
+
+    def _open_ways(self, stack: contextlib.AsyncExitStack) -> None:
+        config = self.config
+        self.store = ModelStore(config.models_dir, load_catalogue())
+        engines, why = open_engines(config, self.store, self._wanted)
+        if why:
+            self.notes.append(f"text is not served: {why}")
+        self.text = TextHouse(engines)
+        stack.push_async_callback(self.text.close)
+        self.tails = TailHouse(config, self.store, self._wanted, self.metrics, self._on_bundle)
+        stack.push_async_callback(self.tails.close)
+        self.notes += self._missing()
+
+    async def _open_server(self, stack: contextlib.AsyncExitStack) -> None:
+        front, tails = self.text.front(self.metrics), self.tails.mount
+        enrolment = Enrolment(self.authority, self._secrets, self.registry, self._broker_address, self._wall)
+        operators = AdminApi(self.registry, self.publisher, self.coordinator, self.join_string, self._wall)
+        served = assemble(
+            open_routes(enrolment, lambda: self._serving),
+            [*member_routes(self.status, self._render), *self.tails.shelf.routes()],
+            operators.routes(),
+            [front, tails],
+            [self.text.handoff()],
+            fleet_member(self._is_device, self.authority.is_client_key),
+            admin(self.authority.is_admin_key),
+        )
+        for way in (front, tails):
+            await way.start()
+            stack.push_async_callback(way.stop)
+        files = self.authority.server_file, self.authority.server_file, self.authority.roots_file
+        self._tls: ssl.SSLContext = server_context(*files, require_client=False)
+        server: RunningServer = await serve(
+            served.routes, served.frame_routes, host=self.config.host, port=self.config.port, ssl=self._tls,
+            on_error=error_response,
+        )  # fmt: skip
+        stack.push_async_callback(server.close)
+        self.port = server.port
+        await self.coordinator.start()
+        stack.push_async_callback(self._end_tasks)
+
+    def _start_background(self) -> None:
+        """Nothing here is waited for by READY."""
+        self._spawn(self.tails.prepare())
+        self._spawn(self.text.warm())
+        self._spawn(self._keep_certificates())
+        if self.config.mdns:
+            self._spawn(self._announce())
+
+    async def _announce(self) -> None:
+        browser = ZeroconfBrowser(self.config.interfaces)
+        name = f"{self.authority.ca_fingerprint[:6]}-{self.port}"
+        txt = txt_record(OWN_NAME, self.config.fleet, self.authority.ca_fingerprint, self.broker_port)
+        try:
+            await advertise(browser, instance_name(name, self.config.fleet), self.port, txt, self._on_announced)
+            await asyncio.Event().wait()
+        finally:
+            await browser.close()
+
+    async def _keep_certificates(self) -> None:
+        """Renew in time, without a restart; new connections use the new certificate."""
+        while True:
+            await asyncio.sleep(DAY_S)
+            try:
+                changed = await asyncio.to_thread(
+                    ensure_certificates, self.authority, self.addresses, self._wall().unix_s
+                )
+                if changed:
+                    self._tls.load_cert_chain(str(self.authority.server_file))
+                    log.info("the server certificate was renewed")
+            except ConfigError as err:
+                log.warning("cannot renew the certificates: %s", err)
+
+    def state(self) -> CoordinatorState:
+        """What the broker retains of us."""
+        return CoordinatorState(
+            addresses=self.addresses, port=self.port, broker_port=self.broker_port,
+            fingerprint=self.authority.ca_fingerprint, epoch=self.authority.record.run,
+        )  # fmt: skip
+
+    def status(self) -> Mapping[str, Any]:
+        """For members of the fleet: what is served and how it goes."""
+        devices = self.registry.devices()
+        return {
+            "fleet": self.config.fleet,
+            "serving": self._serving,
+            "broker": self.coordinator.broker_state,
+            "devices": len(devices),
+            "online": sum(1 for device in devices if device.online),
+            "text_models": list(self.text.models),
+            "bundles": dict(self.tails.cutter.state),
+            "notes": self.notes,
+        }
+
+    def _render(self) -> str:
+        devices = self.registry.devices()
+        self.metrics.set_gauge("midstream_devices", len(devices), help="Devices in the registry.")
+        online = sum(1 for device in devices if device.online)
+        self.metrics.set_gauge("midstream_devices_online", online, help="Devices whose presence is not offline.")
+        dropped = self.coordinator.dropped
+        self.metrics.set_gauge("midstream_documents_dropped", dropped, help="Documents of devices that were not valid.")
+        return self.metrics.render()
+
+    def _is_device(self, name: str) -> bool:
+        """A certificate of the fleet's CA proves the name; revocation and forgetting are the registry's."""
+        if name == OWN_NAME:
+            return True
+        device = self.registry.device(name)
+        return device is None or not device.revoked
+
+    def _wanted(self, name: str) -> bool:
+        return not self.config.models or name in self.config.models
+
+    def _missing(self) -> list[str]:
+        here = {stored.entry.name for stored in self.store.list() if stored.path is not None}
+        named = dict.fromkeys((*self.config.models, *self.config.bundles))
+        return [f"model {name} is not here: midstream models pull {name}" for name in named if name not in here]
+
+    def _broker_address(self) -> BrokerAddress:
+        url = self.config.broker_url
+        return BrokerAddress(url.host if url else None, self.broker_port)
+
+    def _on_bundle(self, model: str) -> None:
+        self._tell({"event": "bundle", "model": model})
+
+    def _on_announced(self, instance: str) -> None:
+        self._tell({"event": "announced", "instance": instance})
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background task failed", exc_info=task.exception())
+
+    async def _end_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _note_run(self) -> None:
+        record = {"host": local_url_host(self.config.host), "port": self.port, "pid": os.getpid()}
+        write_durable(self.config.state_dir / RUN_FILE, json.dumps(record).encode())
+
+    def _forget_run(self) -> None:
+        remove_durable(self.config.state_dir / RUN_FILE)

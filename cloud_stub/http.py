@@ -1,0 +1,79 @@
+"""What the coordinator's one TLS port serves: its own routes, and the mounts of both ways behind the guard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from cloud_stub.access import Check, guarded, guarded_frames
+from cloud_stub.enrolment import Enrolment
+from links.port import FrameRoute, Mount, Request, Response, Route
+from protocol.decode import decode, encode
+from protocol.documents import JoinRequest
+
+JOIN_PATH = "/midstream/v1/join"
+STATUS_PATH = "/midstream/v1/status"
+MAX_JOIN_BYTES = 16 << 10
+JSON = {"content-type": "application/json"}
+METRICS = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+
+
+@frozen
+class Served:
+    """Everything one server needs."""
+
+    routes: Sequence[Route]
+    frame_routes: Sequence[FrameRoute]
+
+
+def open_routes(enrolment: Enrolment, serving: Callable[[], bool]) -> list[Route]:
+    """What a stranger may call: liveness, and joining by secret."""
+
+    async def healthz(request: Request) -> Response:
+        ok = serving()
+        return Response(200 if ok else 503, JSON, json.dumps({"status": "ok" if ok else "draining"}).encode())
+
+    async def join(request: Request) -> Response:
+        answer = enrolment.join(decode(JoinRequest, request.body, what="join request", max_bytes=MAX_JOIN_BYTES))
+        return Response(headers=JSON | {"cache-control": "no-store"}, body=encode(answer))
+
+    return [
+        Route("GET", "/healthz", healthz, max_body_bytes=0),
+        Route("POST", JOIN_PATH, join, max_body_bytes=MAX_JOIN_BYTES),
+    ]
+
+
+def member_routes(status: Callable[[], Mapping[str, Any]], metrics: Callable[[], str]) -> list[Route]:
+    """What a member of the fleet may call beside the two ways."""
+
+    async def show_metrics(request: Request) -> Response:
+        return Response(headers=METRICS, body=metrics().encode())
+
+    async def show_status(request: Request) -> Response:
+        return Response(headers=JSON, body=json.dumps(status()).encode())
+
+    return [
+        Route("GET", "/metrics", show_metrics, max_body_bytes=0),
+        Route("GET", STATUS_PATH, show_status, max_body_bytes=0),
+    ]
+
+
+def assemble(
+    strangers: Sequence[Route],
+    members: Sequence[Route],
+    operators: Sequence[Route],
+    mounts: Sequence[Mount],
+    frames: Sequence[FrameRoute],
+    member: Check,
+    operator: Check,
+) -> Served:
+    """Each route behind the check of its kind; nothing of a mount is reachable without one."""
+    ways = [route for mount in mounts for route in mount.routes]
+    way_frames = [route for mount in mounts for route in mount.frame_routes]
+    return Served(
+        routes=[*strangers, *guarded([*members, *ways], member), *guarded(operators, operator)],
+        frame_routes=guarded_frames([*frames, *way_frames], member),
+    )

@@ -1,0 +1,117 @@
+"""The cloud's side of text: one engine per GGUF model, the OpenAI front over them, and the handoff endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+
+from cloud_stub.access import bearer
+from cloud_stub.config import CoordinatorConfig
+from engines.peer_host import HostedStreams, serve_stream
+from engines.port import TextEngine
+from engines.registry import engine_class, installed_engines
+from engines.store import ModelStore
+from gateway.mount import GatewayPorts
+from gateway.mount import build as build_gateway
+from gateway.settings import GatewaySettings
+from gateway.targets import Target
+from links.port import FrameRoute, FrameStream, Mount, Request
+from protocol.errors import NotFound
+from protocol.events import Emit
+from protocol.models import CatalogueEntry
+from protocol.policy import LimitsPolicy, Policy
+
+log = logging.getLogger("midstream.coordinator.text")
+
+HANDOFF_PATH = "/midstream/v1/handoff"
+TARGET = "cloud"
+MAX_ANSWER_TOKENS = 8192
+"""The coordinator's own bound; a device's policy is stricter where the fleet wants it."""
+
+
+class TextHouse:
+    """Engines by model name. They start at their first request and end with `close`."""
+
+    def __init__(self, engines: dict[str, TextEngine]) -> None:
+        self._engines = engines
+        self._streams = HostedStreams()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._engines)
+
+    def targets(self) -> Sequence[Target]:
+        """Each engine as a local target: nothing leaves this machine."""
+        return [Target(TARGET, True, engine, frozenset({name})) for name, engine in self._engines.items()]
+
+    def engine_for(self, model: str) -> TextEngine:
+        """Raises NotFound."""
+        engine = self._engines.get(model)
+        if engine is None:
+            known = ", ".join(self._engines) or "none"
+            raise NotFound(f"there is no text model {model[:100]!r} here", next_step=f"known: {known}", field="model")
+        return engine
+
+    def handoff(self) -> FrameRoute:
+        """The handoff endpoint; who may come here was settled by the route's guard."""
+
+        async def handle(request: Request, stream: FrameStream) -> None:
+            await serve_stream(self.engine_for, stream, streams=self._streams, owner=owner_of(request))
+
+        return FrameRoute(HANDOFF_PATH, handle)
+
+    def front(self, emit: Emit) -> Mount:
+        """The OpenAI API over the same engines."""
+        policy = Policy(limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS))
+        return build_gateway(GatewaySettings(), GatewayPorts(targets=self.targets, policy=lambda: policy, emit=emit))
+
+    async def warm(self) -> None:
+        """Load every model before its first request, one after the other; a model that fails stays cold."""
+        for name, engine in self._engines.items():
+            try:
+                await engine.capabilities()
+            except Exception as err:  # noqa: BLE001 - warming is a favour; the request itself will tell the error
+                log.warning("%s could not be loaded ahead: %s", name, err)
+
+    async def close(self) -> None:
+        """End streams, then engines."""
+        await self._streams.close()
+        await asyncio.gather(*(engine.close() for engine in self._engines.values()), return_exceptions=True)
+
+
+def owner_of(request: Request) -> str:
+    """Only the same device, or a holder of the same key, may resume a stream."""
+    if request.peer is not None:
+        return f"device:{request.peer}"
+    return "key:" + hashlib.sha256((bearer(request) or "").encode()).hexdigest()[:16]
+
+
+def open_engines(
+    config: CoordinatorConfig, store: ModelStore, wanted: Callable[[str], bool]
+) -> tuple[dict[str, TextEngine], str]:
+    """Engines for the pulled GGUF models that are wanted, and why there are none (empty when there are)."""
+    entries = [
+        s.entry for s in store.list() if s.path is not None and s.entry.format == "gguf" and wanted(s.entry.name)
+    ]
+    if config.text_engine == "none":
+        return {}, "text is switched off"
+    if not entries:
+        return {}, "no text model is on this machine; midstream models pull smollm2-135m fetches one"
+    if config.text_engine not in installed_engines():
+        extra = "llama" if config.text_engine == "llama_server" else "llama-native"
+        return {}, f"{config.text_engine} is not installed; install midstream[{extra}]"
+    return {entry.name: _engine(config, store, entry) for entry in entries}, ""
+
+
+def _engine(config: CoordinatorConfig, store: ModelStore, entry: CatalogueEntry) -> TextEngine:
+    made: TextEngine = engine_class(config.text_engine)(
+        store.path(entry.name),
+        model=entry.name,
+        context_tokens=min(config.text_context_tokens, entry.context_tokens or config.text_context_tokens),
+        threads=config.text_threads,
+        slots=config.text_slots,
+        chat_template=entry.chat_template,
+    )
+    return made
