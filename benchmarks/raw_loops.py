@@ -84,8 +84,8 @@ def main() -> int:
         task = json.loads(line)
         started_s = time.perf_counter()
         made = loop(task["prompt"], task["tokens"])
-        between_s = made[-1] - made[0]
-        answer = {"ttft_s": made[0] - started_s, "tokens_per_s": (len(made) - 1) / between_s, "tokens": len(made)}
+        rate = (len(made) - 1) / (made[-1] - made[0]) if len(made) > 1 else 0.0
+        answer = {"ttft_s": made[0] - started_s, "tokens_per_s": rate, "tokens": len(made)}
         print(json.dumps(answer), file=out, flush=True)
     return 0
 

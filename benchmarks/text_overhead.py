@@ -22,6 +22,7 @@ from engines.llama_server import default_threads
 from engines.registry import installed_engines
 from engines.store import default_store
 from links.http import HttpLink
+from protocol.errors import EngineError
 from protocol.sse import SseParser
 
 MODEL = "smollm2-135m"
@@ -45,7 +46,9 @@ SUBJECTS = (
 
 def prompt(turn: int) -> str:
     """A new beginning each time, so that neither side can reuse a prefix."""
-    return f"{turn}. Write a long text about {SUBJECTS[turn % len(SUBJECTS)]} and the people who know them."
+    return (
+        f"Chapter {turn}. Once upon a time, in a land of {SUBJECTS[turn % len(SUBJECTS)]}, there lived an old woman who"
+    )
 
 
 class Raw:
@@ -68,7 +71,10 @@ class Raw:
 
     async def _line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        return dict(json.loads(await self.process.stdout.readline()))
+        line = await self.process.stdout.readline()
+        if not line:
+            raise EngineError("the raw loop ended; run `python -m benchmarks.raw_loops` by hand to see why")
+        return dict(json.loads(line))
 
     async def generate(self, ids: list[int], tokens: int) -> tuple[float, float]:
         """(TTFT in seconds, tokens/s)."""
@@ -83,6 +89,17 @@ class Raw:
         await self.process.wait()
 
 
+async def wait_for_model(link: HttpLink, seconds: float = 60.0) -> None:
+    """Return when the agent lists the model; it is ready before its models are loaded."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        listed = await link.exchange("/v1/models", {}, b"", 5.0, method="GET")
+        if MODEL in {one["id"] for one in json.loads(listed.body)["data"]}:
+            return
+        await asyncio.sleep(0.1)
+    raise EngineError(f"the agent did not load {MODEL} within {seconds:g} s")
+
+
 async def through_agent(link: HttpLink, text: str, tokens: int) -> tuple[float, float]:
     """(TTFT in seconds, tokens/s) of a streamed completion, seen by a client of the agent."""
     body = {"model": MODEL, "prompt": text, "max_tokens": tokens, "temperature": 0, "stream": True}
@@ -93,7 +110,7 @@ async def through_agent(link: HttpLink, text: str, tokens: int) -> tuple[float, 
         for event in parser.feed(chunk):
             if event.data != "[DONE]" and json.loads(event.data).get("choices", [{}])[0].get("text"):
                 times.append(now_s)
-    return times[0] - started_s, (len(times) - 1) / (times[-1] - times[0])
+    return times[0] - started_s, (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
 
 
 async def one_binding(binding: str, threads: int, turns: int) -> dict[str, list[float]]:
@@ -121,12 +138,15 @@ async def one_binding(binding: str, threads: int, turns: int) -> dict[str, list[
         raw = await Raw.start(binding, model, threads)
         link = HttpLink("bench", f"http://127.0.0.1:{(await agent.wait_for('ready'))['port']}")
         try:
+            await wait_for_model(link)
             await through_agent(link, "warm up", 8)
             await raw.generate(ids_of("warm up"), 8)
             for turn in range(turns):
                 text = prompt(turn)
                 raw_ttft_s, raw_rate = await raw.generate(ids_of(text), ANSWER_TOKENS)
                 ttft_s, rate = await through_agent(link, text, ANSWER_TOKENS)
+                if min(raw_rate, rate) == 0:
+                    continue  # an answer of one token has no rate
                 series["ratio"].append(rate / raw_rate)
                 series["added_ms"].append(1e3 * (ttft_s - raw_ttft_s))
                 series["raw_tok_s"].append(raw_rate)
