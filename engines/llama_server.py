@@ -156,7 +156,8 @@ class ServerEngine:
 class EmbeddedLlamaServer(ServerEngine):
     """llama-server inside this process. A native crash takes the process along: LlamaServerEngine isolates it.
 
-    Args as LlamaServerEngine.
+    Args as LlamaServerEngine, and
+        listen_port: listen on 127.0.0.1 instead of the Unix socket, for LlamaServerUrlEngine; 0 takes a free port.
     """
 
     def __init__(
@@ -168,14 +169,23 @@ class EmbeddedLlamaServer(ServerEngine):
         slots: int = 2,
         chat_template: str | None = None,
         embeds: bool = False,
+        listen_port: int | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         super().__init__(slots=slots, clock=clock)
         self._path = Path(model_path)
-        self._settings = (context_tokens, threads or default_threads(), slots, chat_template, embeds)
+        self._settings = (context_tokens, threads or default_threads(), slots, chat_template, embeds, listen_port)
         self._embedded: _Embedded | None = None
         self._loading = asyncio.Lock()
         self._stopped = False
+
+    async def url(self) -> str:
+        """Where the server listens; with `listen_port` an http address."""
+        return (await self._load()).address
+
+    async def api_key(self) -> str:
+        """What the server wants as a bearer token; made anew at every start."""
+        return (await self._load()).key
 
     async def close(self) -> None:
         self._stopped = True
@@ -185,6 +195,9 @@ class EmbeddedLlamaServer(ServerEngine):
             await asyncio.to_thread(embedded.stop)
 
     async def _native(self) -> NativeServer:
+        return await self._load()
+
+    async def _load(self) -> _Embedded:
         async with self._loading:
             if self._stopped:
                 raise EngineError(f"the engine of {self._path.name} was closed")
@@ -393,11 +406,24 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(self._path)
 
 
+def _connection(address: str, timeout_s: float) -> HTTPConnection:
+    if address.startswith("unix://"):
+        return _UnixConnection(address.removeprefix("unix://"), timeout_s)
+    return HTTPConnection(address.removeprefix("http://"), timeout=timeout_s)
+
+
 class _Embedded:
     """NativeServer in this process: the only user of xllamacpp."""
 
     def __init__(
-        self, model: Path, context_tokens: int, threads: int, slots: int, chat_template: str | None, embeds: bool
+        self,
+        model: Path,
+        context_tokens: int,
+        threads: int,
+        slots: int,
+        chat_template: str | None,
+        embeds: bool,
+        listen_port: int | None,
     ) -> None:
         try:
             import xllamacpp
@@ -405,13 +431,14 @@ class _Embedded:
             raise EngineError("xllamacpp is not installed", next_step="pip install 'midstream[llama]'") from err
         self._folder = tempfile.TemporaryDirectory(prefix="midstream-llama-")
         self._socket = str(Path(self._folder.name) / "llama.sock")
-        self._key = secrets.token_urlsafe(24)
+        self.key = secrets.token_urlsafe(24)
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
         params.n_ctx, params.n_parallel = context_tokens * slots, slots
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.n_batch = params.n_ubatch = PREFILL_BATCH_TOKENS
-        params.hostnames, params.port, params.api_keys = [self._socket], 0, [self._key]
+        params.hostnames = [self._socket if listen_port is None else "127.0.0.1"]
+        params.port, params.api_keys = listen_port or 0, [self.key]
         params.n_threads_http = 2
         params.verbosity, params.ui, params.fit_params, params.cache_ram_mib = 0, False, False, 0
         params.embedding = embeds
@@ -424,6 +451,7 @@ class _Embedded:
             raise EngineError(
                 f"llama.cpp cannot load {model.name}", next_step="check the file with `midstream models verify`"
             ) from err
+        self.address = str(self._server.listening_address)
         self._pool = ThreadPoolExecutor(slots + 2, thread_name_prefix="ThreadPoolExecutor-llama")
 
     def stop(self) -> None:
@@ -463,8 +491,8 @@ class _Embedded:
         return _json(data)
 
     def _exchange(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> tuple[int, bytes]:
-        connection = _UnixConnection(self._socket, deadline_s)
-        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        connection = _connection(self.address, deadline_s)
+        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         try:
             method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
             connection.request(method, path, data, headers)
