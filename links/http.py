@@ -32,6 +32,8 @@ LARGE_REPLY_BYTES = 16 << 10
 
 _WRITE_BATCH_BYTES = 1 << 20
 
+_CLOSED = (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError)
+
 Sink = Callable[[TransferSample], None]
 Progress = Callable[[int, int | None], None]
 
@@ -429,12 +431,7 @@ class HttpLink:
                 f"cannot reach {where} while {transfer.phase}: {err.strerror or err.os_error}",
                 next_step="check that the peer runs and that its address is right",
             ) from err
-        except (
-            aiohttp.ClientOSError,
-            aiohttp.ServerDisconnectedError,
-            aiohttp.ClientPayloadError,
-            ConnectionError,
-        ) as err:
+        except _CLOSED as err:
             self._abandoned(transfer)
             raise LinkClosed(f"{where} closed the connection while {transfer.phase}") from err
         except (aiohttp.ClientError, OSError) as err:

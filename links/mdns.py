@@ -147,12 +147,23 @@ def _start(interfaces: tuple[str, ...]) -> Any:
         from zeroconf.asyncio import AsyncZeroconf
     except ImportError as err:
         raise LinkError("discovery by mDNS needs the package zeroconf", next_step=_NEXT_STEP) from err
+    _check_interfaces(interfaces)
     try:
         return AsyncZeroconf(
             interfaces=list(interfaces) if interfaces else InterfaceChoice.All, ip_version=IPVersion.V4Only
         )
     except (OSError, RuntimeError, ValueError, ZeroconfError) as err:
         raise _unusable(err) from err
+
+
+def _check_interfaces(interfaces: tuple[str, ...]) -> None:
+    """zeroconf leaves a socket open when an address is not ours, so we look first."""
+    for address in interfaces:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((address, 0))
+            except (OSError, UnicodeError) as err:
+                raise LinkError(f"{address} is not an address of this machine", next_step=_NEXT_STEP) from err
 
 
 def _unusable(err: Exception) -> LinkError:

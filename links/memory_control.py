@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from links.port import ControlState, Delivery, Handler, Unsubscribe
 from links.topic_filter import check_pattern, check_topic, matches
 from protocol.clock import Clock
 from protocol.errors import Full, LinkClosed, TooLarge
+
+log = logging.getLogger("midstream.links.memory_control")
 
 MAX_QUEUED = 1000
 
@@ -236,7 +239,10 @@ class MemoryControlChannel:
         for pattern, handlers in list(self._handlers.items()):
             if matches(pattern, delivery.topic):
                 for handler in list(handlers):
-                    handler(delivery)
+                    try:
+                        handler(delivery)
+                    except Exception:  # as on the real channel: one handler's bug costs nobody else
+                        log.exception("the handler of %s failed", pattern)
 
     def _went(self, state: ControlState) -> None:
         if state != self._state:
