@@ -27,7 +27,8 @@ from agent.registration import Registrar
 from agent.supervisor import LifeKeeper
 from links.http import HttpLink, Sink
 from links.mqtt import MqttChannel, MqttSettings
-from links.tls import client_context
+from links.port import Found
+from links.tls import client_context, fingerprint
 from protocol.clock import Clock, WallClock
 from protocol.errors import LinkError, MidstreamError
 from protocol.events import Emit
@@ -175,6 +176,9 @@ class ControlSide:
         self.on_link(link)
         await self.cloud.point_to(link)
 
+    def _broker_tls(self, port: int) -> bool:
+        return port != PLAIN_MQTT_PORT if self.config.broker_tls is None else self.config.broker_tls
+
     def _open_session(self, host: str, port: int) -> Control:
         assert self.enrolment is not None and self.connector is not None
         topics = Topics(self.enrolment.fleet, self.device_id)
@@ -185,7 +189,7 @@ class ControlSide:
             client_id=self.device_id,
             username=self.enrolment.mqtt_username,
             password=self.enrolment.mqtt_password,
-            ssl=None if port == PLAIN_MQTT_PORT else self.context,
+            ssl=self.context if self._broker_tls(port) else None,
             will=will(topics, epoch, self.boot),
             session_expiry_s=SESSION_EXPIRY_S,
             max_payload_bytes=MAX_PAYLOAD_BYTES,
@@ -216,8 +220,13 @@ async def browse(interfaces: Sequence[str], enrolment: Enrolment) -> Sequence[Ca
         found = await browser.browse(SERVICE_TYPE, BROWSE_S)
     finally:
         await browser.close()
-    ours = [f for f in found if f.txt.get("fl", enrolment.fleet) == enrolment.fleet]
+    ours = [f for f in found if _may_be_ours(f, enrolment.fleet, fingerprint(enrolment.ca_pem))]
     return [Candidate(address, f.port, "mdns", _broker_port(f.txt.get("bp"))) for f in ours for address in f.addresses]
+
+
+def _may_be_ours(found: Found, fleet: str, ca_fingerprint: str) -> bool:
+    """False for records that say they are another fleet's: trying them would be a waste, not a danger."""
+    return found.txt.get("fl", fleet) == fleet and ca_fingerprint.startswith(found.txt.get("fp", "").lower())
 
 
 def _broker_port(text: str | None) -> int | None:

@@ -45,6 +45,7 @@ class AgentConfig:
     port: int = DEFAULT_PORT
     coordinator: Address | None = None
     broker: Address | None = None
+    broker_tls: bool | None = None
     join_token: str | None = field(default=None, repr=False)
     mdns: bool = True
     mdns_interfaces: tuple[str, ...] = ()

@@ -141,11 +141,9 @@ class Connector:
         self._told = tuple(
             Candidate(address, state.port, "broker", state.broker_port) for address in state.addresses[:8]
         )
-        here = self.found
-        if not self._ports.data.available or (
-            here and all((c.host, c.port) != (here.host, here.port) for c in self._told)
-        ):
-            self._wake.set()
+        here = (self.found.host, self.found.port) if self.found else None
+        if not self._ports.data.available or here not in [(c.host, c.port) for c in self._told]:
+            self.kick("the broker names another address of the coordinator")
 
     async def _search(self) -> None:
         if self._session is None or self._session.state != "up":

@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agent.emitting import LineWriter, human_lines
 from agent.emitting import json_lines as as_json_lines
 from protocol.events import ArmSwitched, Emit, Event, HandedOver, SourceLost
 
 SHOWN = (ArmSwitched, HandedOver, SourceLost)
+
+
+class Voice(Protocol):
+    """What an agent tells the outside: events, and changes of its own state."""
+
+    def emit(self, event: Event) -> None: ...
+
+    def say(self, name: str, text: str, **facts: Any) -> None: ...
 
 
 class Console:

@@ -16,7 +16,7 @@ from agent.compose_control import ControlSide
 from agent.compose_tensor import TensorSide
 from agent.compose_text import TextSide, text_mount
 from agent.config import AgentConfig
-from agent.console import Console
+from agent.console import Voice
 from agent.emitting import Fanout
 from agent.health import Health
 from agent.http import house_routes, serve_house
@@ -42,7 +42,7 @@ from protocol.exposition import Exposition
 class House:
     """A composed agent. `supervisor` starts and stops it. Raises ConfigError for state that cannot be used."""
 
-    def __init__(self, config: AgentConfig, console: Console) -> None:
+    def __init__(self, config: AgentConfig, console: Voice) -> None:
         self.config = config
         self.console = console
         self.clock = time.monotonic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from cloud_stub.enrolment import BrokerAddress, Enrolment
 from cloud_stub.join_secrets import JoinSecrets
 from cloud_stub.registry import SqliteRegistry
 from links.http_server import RunningServer, serve
+from links.mqtt import MqttChannel, MqttSettings
 from links.port import FrameRoute, Request, Response, Route
-from links.tls import server_context
+from links.tls import client_context, server_context
 from protocol.clock import wall_now
 from protocol.decode import decode, encode
-from protocol.documents import JoinRequest
+from protocol.documents import CoordinatorState, JoinRequest
+from protocol.topics import coord_state
 from protocol.trust import JoinToken
 
 
@@ -29,8 +32,9 @@ class JoinableCoordinator:
         self.registry = SqliteRegistry(folder / "registry.db")
         self.secrets = JoinSecrets(folder / "join.json", time.monotonic)
         self.joins = 0
+        self.broker_port = 1
         self.enrolment = Enrolment(
-            self.authority, self.secrets, self.registry, lambda: BrokerAddress(None, 1), wall_now
+            self.authority, self.secrets, self.registry, lambda: BrokerAddress(None, self.broker_port), wall_now
         )
         self.server: RunningServer | None = None
 
@@ -51,6 +55,21 @@ class JoinableCoordinator:
 
     async def _healthz(self, request: Request) -> Response:
         return Response(body=b"{}")
+
+    async def announce(self, broker_port: int) -> None:
+        """Publish our address on the broker, as the coordinator does."""
+        own = self.authority.own_file
+        context = client_context(self.authority.ca_pem, own, own)
+        channel = MqttChannel(MqttSettings("127.0.0.1", broker_port, "coordinator", ssl=context))
+        state = CoordinatorState(
+            addresses=("127.0.0.1",), port=self.port, broker_port=broker_port, fingerprint="", epoch=1
+        )
+        up = asyncio.Event()
+        channel.start()
+        channel.watch(lambda state: up.set() if state == "up" else None)
+        await asyncio.wait_for(up.wait(), 10)
+        await channel.publish(coord_state(self.authority.fleet), encode(state), retain=True)
+        await channel.close()
 
     @property
     def port(self) -> int:
