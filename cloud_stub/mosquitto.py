@@ -34,8 +34,9 @@ class MosquittoFiles:
 def mosquitto_conf(folder: Path, port: int, host: str = "") -> str:
     """The text of mosquitto.conf; `host` binds one address, empty all of them.
 
-    Sessions of devices that are away are kept for a day, with at most a thousand messages each, so that neither time
-    nor one dead device can fill the broker.
+    There is no store on disk: a power cut can tear one so that mosquitto refuses to start, and what it held (births,
+    profiles, policy, addresses) both sides publish again when they reconnect. Sessions of devices that are away are
+    kept for a day, with at most a thousand messages each, so that one dead device cannot fill the broker.
     """
     bind = f" {host}" if host else ""
     return (
@@ -52,9 +53,7 @@ def mosquitto_conf(folder: Path, port: int, host: str = "") -> str:
         "persistent_client_expiration 1d\n"
         "max_queued_messages 1000\n"
         "message_size_limit 262144\n"
-        "persistence true\n"
-        f"persistence_location {folder}/\n"
-        "autosave_interval 60\n"
+        "persistence false\n"
     )
 
 
