@@ -16,7 +16,7 @@ from gateway.stream import StreamOwner, StreamPorts
 from gateway.targets import AnswerLengths, Target, TargetBoard
 from protocol.events import Event, RecordingEmit
 from protocol.policy import MigrationPolicy, Policy
-from protocol.text import Sampling, TextRequest, Token
+from protocol.text import Prompt, Sampling, TextRequest, Token
 
 MODEL = "fake"
 PROMPT = "tell me of the river"
@@ -52,6 +52,7 @@ def rig(
     deadline_s: float = 20.0,
     settings: GatewaySettings | None = None,
     logprobs: int = 0,
+    prompt: Prompt = PROMPT,
 ) -> Rig:
     """An owner that starts `targets` in order, each `after_s` seconds after the one before."""
     emit, board = RecordingEmit(), TargetBoard()
@@ -59,7 +60,7 @@ def rig(
     context = RequestContext(
         "req-1", MODEL, time.monotonic() + deadline_s, evolve(Policy(), migration=migration), Constraints()
     )
-    request = TextRequest(MODEL, PROMPT, Sampling(max_tokens=max_tokens, logprobs=logprobs))
+    request = TextRequest(MODEL, prompt, Sampling(max_tokens=max_tokens, logprobs=logprobs))
     starts = [(one, place * after_s) for place, one in enumerate(targets)]
     owner = StreamOwner(context, request, starts, targets, ports, settings or GatewaySettings())
     return Rig(owner, emit, board)

@@ -1,0 +1,88 @@
+"""A text engine that dies in a chosen phase, whatever real engine is inside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+from engines.port import Continuation, EngineLoad, TextEngine
+from protocol.errors import LinkClosed
+from protocol.text import TextCapabilities, TextRequest, Token
+
+Phase = Literal["prepare", "extend", "start", "token"]
+
+
+class FlakyTextEngine:
+    """Raises LinkClosed once, in `phase`; for `token` in place of the token at `index`. `fired` tells that it did.
+
+    token_s: each token takes at least so long.
+    """
+
+    def __init__(self, inner: TextEngine, token_s: float = 0.0) -> None:
+        self.inner = inner
+        self.token_s = token_s
+        self.fired = False
+        self._phase: Phase | None = None
+        self._index = 0
+
+    def arm(self, phase: Phase | None, index: int = 0) -> None:
+        """Fail at the next passage of `phase`; None is harmless."""
+        self._phase, self._index, self.fired = phase, index, False
+
+    def passing(self, phase: Phase, index: int = 0) -> None:
+        """Raise if it is time."""
+        if self._phase == phase and (phase != "token" or index == self._index):
+            self._phase, self.fired = None, True
+            raise LinkClosed(f"killed in phase {phase}")
+
+    async def capabilities(self) -> TextCapabilities:
+        return await self.inner.capabilities()
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
+        self.passing("prepare")
+        return FlakyContinuation(self, await self.inner.prepare(request, deadline_s))
+
+    async def tokenize(self, data: bytes) -> tuple[int, ...]:
+        return await self.inner.tokenize(data)
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        return await self.inner.embed(texts)
+
+    def load(self) -> EngineLoad:
+        return self.inner.load()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+class FlakyContinuation:
+    """Continuation of a FlakyTextEngine."""
+
+    def __init__(self, engine: FlakyTextEngine, inner: Continuation) -> None:
+        self._engine, self._inner = engine, inner
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._inner.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._inner.cached_tokens
+
+    async def extend(self, tokens: Sequence[Token]) -> None:
+        self._engine.passing("extend")
+        await self._inner.extend(tokens)
+
+    async def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:  # type: ignore[override, misc]
+        self._engine.passing("start")
+        async for token in self._inner.start(at, ahead_tokens):
+            await asyncio.sleep(self._engine.token_s)
+            self._engine.passing("token", token.index)
+            yield token
+
+    def acknowledge(self, index: int) -> None:
+        self._inner.acknowledge(index)
+
+    async def close(self) -> None:
+        await self._inner.close()
