@@ -13,7 +13,7 @@ MAX_COMPONENTS = 4_000
 
 
 def components(values: NDArray[np.float32], threshold: float, min_pixels: int) -> list[NDArray[np.float64]]:
-    """The 8-connected regions above `threshold` in `values` [h, w], largest first, each as outline points [n, 2] (x, y).
+    """The 8-connected regions above `threshold` in `values` [h, w], largest first, each as outline points (x, y).
 
     Outline points lie where the map crosses the threshold between two pixel centres: a map that changes a little moves
     the outline a little, and never by a whole pixel at once.
@@ -38,7 +38,7 @@ def components(values: NDArray[np.float32], threshold: float, min_pixels: int) -
 def _crossings(
     values: NDArray[np.float32], label_map: NDArray[np.int64], threshold: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Points (x, y) where the map falls through the threshold towards each of the four neighbours, and their regions."""
+    """Points (x, y) where the map falls through the threshold towards one of four neighbours, and their regions."""
     import numpy as np
 
     height, width = values.shape

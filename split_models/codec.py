@@ -1,4 +1,4 @@
-"""Wire forms of an activation: raw (as computed) and int8 (UINT8 with a scale and zero point per channel, in the graph).
+"""Wire forms of an activation: raw (as computed) and int8 (UINT8, scale and zero point per channel, in the graph).
 
 Per channel, because the ranges of one layer's channels differ by orders of magnitude.
 """
@@ -66,7 +66,8 @@ def quantise(values: NDArray[np.float32], affine: Affine) -> NDArray[np.uint8]:
     import numpy as np
 
     scales, zeros = _along_channels(affine, values.ndim)
-    return np.clip(np.rint(values / scales + zeros), 0, 255).astype(np.uint8)
+    codes: NDArray[np.uint8] = np.clip(np.rint(values / scales + zeros), 0, 255).astype(np.uint8)
+    return codes
 
 
 def dequantise(tensor: Tensor, affine: Affine) -> Tensor:

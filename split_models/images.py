@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import BadRequest, ConfigError, TooLarge
 
@@ -70,7 +70,8 @@ def drawn_text(lines: list[str], width: int, height: int, size: int, dark_on_lig
     font = ImageFont.load_default(size=size)
     for index, line in enumerate(lines):
         draw.text((size, size + index * size * 2), line, fill=ink, font=font)
-    return numpy.asarray(picture, dtype=numpy.uint8)  # type: ignore[no-any-return]
+    page: NDArray[np.uint8] = numpy.asarray(picture, dtype=numpy.uint8)
+    return page
 
 
 def _check_size(size: tuple[int, int], field: str) -> None:
@@ -79,7 +80,7 @@ def _check_size(size: tuple[int, int], field: str) -> None:
         raise BadRequest(f"the image is {width} x {height} pixels", next_step=_NEXT, field=field)
 
 
-def _libraries() -> tuple[object, object]:
+def _libraries() -> tuple[Any, Any]:
     try:
         import numpy
         from PIL import Image

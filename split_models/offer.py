@@ -1,4 +1,4 @@
-"""Which cuts of a model are worth files: no later cut without fewer bytes on the wire, and int8 must keep the answer."""
+"""Which cuts are worth files: each sends fewer bytes than those before it, and int8 must keep the answer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def offers(
 ) -> Iterator[Offered]:
     """Walk the cuts from the input on; a cut is offered when it sends less than every one before it.
 
-    Of cuts with equal bytes the first whose int8 error is at most GOOD_ERROR_RATIO wins. `error_of` is costly; `go_on` ends
-    the walk. The first cut is always offered raw, so that there is one that needs no calibration.
+    Of cuts with equal bytes the first whose int8 error is at most GOOD_ERROR_RATIO wins. `error_of` is costly; `go_on`
+    ends the walk. The first cut is always offered raw, so that there is one that needs no calibration.
     """
     least: int | None = None
     chosen = 0

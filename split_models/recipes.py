@@ -25,7 +25,7 @@ class Made:
 
 @frozen
 class Likeness:
-    """How alike two answers are: `same` counts and labels; `least_iou` over matched boxes (1.0 where there are none)."""
+    """How alike two answers are: `same` counts and labels; `least_iou` of matched boxes (1.0 where there are none)."""
 
     same: bool
     least_iou: float

@@ -1,0 +1,197 @@
+"""Executes one arm for one request; each arm is one coroutine. Decides nothing.
+
+device: before -> whole model here -> after
+cut:    before -> head here -> tensor over the link -> tail there -> after
+cloud:  encoded input over the link -> whole recipe there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from attrs import define, field, frozen
+
+from engines.port import TensorAnswer, TensorEndpoint
+from protocol.clock import Clock
+from protocol.errors import EngineError, LinkTimeout
+from protocol.oip import bytes_tensor
+from protocol.tensors import Tensor
+from split_models.arm_cost import Arm
+from split_models.plan import ModelPlan
+from split_models.recipes import Made
+from split_models.sanity import check_outputs
+
+T = TypeVar("T")
+
+IMAGE = "image"
+"""Input name under which any recipe takes an encoded picture."""
+
+
+class Compute(Protocol):
+    """Where pre- and post-processing run; engines.executor.BoundedExecutor is one."""
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T: ...
+
+
+@frozen
+class Spent:
+    """Where one request's time and bytes went."""
+
+    queue_s: float = 0.0
+    before_s: float = 0.0
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    wire_s: float = 0.0
+    server_s: float = 0.0
+    after_s: float = 0.0
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+
+@frozen
+class ArmAnswer:
+    """Outputs of one arm. `digest` names the weights that answered."""
+
+    outputs: tuple[Tensor, ...]
+    digest: str
+    spent: Spent
+
+
+@define(eq=False)
+class Work:
+    """One request's input. `made` is filled by the first arm that needs it: a second one need not decode again."""
+
+    encoded: bytes | memoryview | None
+    tensors: tuple[Tensor, ...]
+    made: Made | None = field(default=None)
+    before_s: float = 0.0
+
+
+class Arms:
+    """Local models by name, the far ends by link name, and an executor for pre- and post-processing."""
+
+    def __init__(
+        self, local: TensorEndpoint, remotes: Callable[[str], TensorEndpoint | None], compute: Compute, clock: Clock
+    ) -> None:
+        self._local = local
+        self._remotes = remotes
+        self._compute = compute
+        self._clock = clock
+
+    async def run(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
+        """Answer on `arm` within `deadline_s` seconds from now. Raises MidstreamErrors only."""
+        if arm.kind == "device":
+            return await self._device(plan, work, deadline_s)
+        if arm.kind == "cut":
+            return await self._cut(arm, plan, work, deadline_s)
+        return await self._cloud(arm, plan, work, deadline_s)
+
+    async def _device(self, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
+        ends_s = self._clock() + deadline_s
+        made = await self._before(plan, work)
+        answer = await self._local.infer(plan.name, made.inputs, self._left(ends_s))
+        after, after_s = await self._after(plan, work, made, answer.outputs)
+        spent = Spent(queue_s=answer.wait_s, before_s=work.before_s, compute_s=answer.compute_s, after_s=after_s)
+        return ArmAnswer(after, answer.digest, spent)
+
+    async def _cut(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
+        ends_s = self._clock() + deadline_s
+        cut = plan.cut(arm)
+        made = await self._before(plan, work)
+        head = await self._local.infer(plan.head(cut), made.inputs, self._left(ends_s))
+        sent_s = self._clock()
+        tail = await self._remote(arm).infer(plan.tail(cut), head.outputs, self._left(ends_s))
+        elapsed_s = self._clock() - sent_s
+        _check_digest(tail, plan)
+        outputs = plan.plain(cut, check_outputs(tail.outputs, plan.answers(cut)))
+        after, after_s = await self._after(plan, work, made, outputs)
+        spent = Spent(
+            queue_s=head.wait_s + tail.wait_s,
+            before_s=work.before_s,
+            compute_s=head.compute_s,
+            wire_s=_wire_seconds(tail, elapsed_s),
+            server_s=tail.compute_s,
+            after_s=after_s,
+            up_bytes=sum(tensor.size_bytes for tensor in head.outputs),
+            down_bytes=sum(tensor.size_bytes for tensor in tail.outputs),
+        )
+        return ArmAnswer(after, tail.digest or plan.manifest.digest, spent)
+
+    async def _cloud(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
+        if work.encoded is None or plan.recipe is None:
+            raise AssertionError("the cloud arm is for encoded inputs of models with a recipe")
+        sent_s = self._clock()
+        encoded = bytes_tensor(plan.input_name, [bytes(work.encoded)])
+        answer = await self._remote(arm).infer(plan.name, [encoded], deadline_s)
+        elapsed_s = self._clock() - sent_s
+        _check_digest(answer, plan)
+        outputs = check_outputs(answer.outputs, plan.recipe.answers)
+        spent = Spent(
+            queue_s=answer.wait_s,
+            wire_s=_wire_seconds(answer, elapsed_s),
+            server_s=answer.compute_s,
+            up_bytes=len(work.encoded),
+            down_bytes=sum(tensor.size_bytes for tensor in answer.outputs),
+        )
+        return ArmAnswer(outputs, answer.digest or plan.manifest.digest, spent)
+
+    async def _before(self, plan: ModelPlan, work: Work) -> Made:
+        if work.made is not None:
+            return work.made
+        if work.encoded is None or plan.recipe is None:
+            made = Made(work.tensors)
+        else:
+            made, work.before_s = await timed(
+                self._compute, self._clock, plan.recipe.before, work.encoded, plan.input_name, plan.input_shape
+            )
+        work.made = made
+        return made
+
+    async def _after(
+        self, plan: ModelPlan, work: Work, made: Made, outputs: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], float]:
+        if work.encoded is None or plan.recipe is None:
+            return tuple(outputs), 0.0
+        return await timed(self._compute, self._clock, plan.recipe.after, outputs, made.context)
+
+    def _remote(self, arm: Arm) -> TensorEndpoint:
+        remote = self._remotes(arm.link) if arm.link else None
+        if remote is None:
+            raise EngineError(f"nobody answers at the far end of {arm.link}", next_step="the device answers meanwhile")
+        return remote
+
+    def _left(self, ends_s: float) -> float:
+        left_s = ends_s - self._clock()
+        if left_s <= 0:
+            raise LinkTimeout("the deadline passed before the model ran")
+        return left_s
+
+
+async def timed(compute: Compute, clock: Clock, fn: Callable[..., T], *args: Any) -> tuple[T, float]:
+    """Run on the executor; the seconds are the run's own, without the queue."""
+
+    def call() -> tuple[T, float]:
+        began_s = clock()
+        return fn(*args), clock() - began_s
+
+    return await compute.run(call)
+
+
+Run = Callable[[Arm, ModelPlan, Work, float], Awaitable[ArmAnswer]]
+
+
+def _check_digest(answer: TensorAnswer, plan: ModelPlan) -> None:
+    """A foreign server gives no digest: there the tail's name carries it."""
+    if answer.digest and answer.digest != plan.manifest.digest:
+        raise EngineError(
+            f"the server answered with weights {answer.digest[:8]}, here are {plan.manifest.digest[:8]}",
+            next_step="the bundle is fetched again",
+            field="digest",
+        )
+
+
+def _wire_seconds(answer: TensorAnswer, elapsed_s: float) -> float:
+    if answer.transfers:
+        return sum(sample.seconds for sample in answer.transfers)
+    return max(0.0, elapsed_s - answer.compute_s - answer.wait_s)

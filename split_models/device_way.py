@@ -1,0 +1,297 @@
+"""The tensor way on a device: models with arms, their heads, and the bundles they come from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engines.port import TensorEndpoint, TensorRuntime
+from links.port import Mount
+from protocol.decode import encode
+from protocol.device import Measured
+from protocol.durable import read_durable, write_durable
+from protocol.errors import MidstreamError, NotFound, ProtocolError
+from protocol.models import BUNDLE_SCHEMA, BundleManifest, CatalogueEntry, CutEntry
+from split_models.arms import Arms
+from split_models.bundle_client import BundleClient, kept_as
+from split_models.bundle_files import files_of, parse_manifest
+from split_models.costs import CostTable
+from split_models.front import Front
+from split_models.measure import Probe, head_probes
+from split_models.plan import ModelPlan
+from split_models.recipes import Recipe, recipe
+from split_models.runner import Runner, RunnerPorts
+from split_models.service import PLATFORMS, Service, Shown
+from split_models.settings import Remote, SplitPorts, SplitSettings
+
+PRELOAD_AGAIN_S = 5.0
+"""After a load that failed, for lack of memory for example."""
+
+_log = logging.getLogger("midstream.split")
+
+
+class DeviceWay:
+    """Serves every tensor model of the store; those with a recipe get a runner, and cuts once a bundle is here."""
+
+    def __init__(self, settings: SplitSettings, ports: SplitPorts) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._client = BundleClient(ports.store)
+        self._shown: dict[str, Shown] = {}
+        self._runners: dict[str, Runner] = {}
+        self._measured: tuple[Measured, ...] = ()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._preloads: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        service = Service(
+            ports.local, ports.compute, ports.clock, lambda: self._shown, self._runners, "device", ports.emit
+        )
+        self.front = Front(service, settings.deadline_s)
+        self.mount = Mount(routes=self.front.routes, frame_routes=(), start=self.start, stop=self.stop)
+
+    @property
+    def runners(self) -> Mapping[str, Runner]:
+        """By model."""
+        return self._runners
+
+    async def start(self) -> None:
+        """Serve what is here, then look for bundles in the background."""
+        await self.refresh()
+        self._spawn(self._follow(), "bundles")
+
+    async def stop(self) -> None:
+        """Stop the background work; requests under way end by themselves."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for runner in self._runners.values():
+            await runner.close()
+
+    async def refresh(self) -> None:
+        """Look at the store again: after a pull, an add or a removal."""
+        stored = await asyncio.to_thread(self._ports.store.list)
+        present = {s.entry.name: s.entry for s in stored if s.path is not None and s.entry.format in PLATFORMS}
+        for name in [name for name in self._shown if name not in present]:
+            self._shown.pop(name)
+            runner = self._runners.pop(name, None)
+            if runner is not None:
+                await runner.close()
+        for entry in present.values():
+            if entry.name not in self._shown:
+                await self._show(entry)
+        self._wake.set()
+
+    def learn(self, measured: Sequence[Measured]) -> None:
+        """Take the device's benchmark as priors of all cost tables."""
+        self._measured = tuple(measured)
+        for runner in self._runners.values():
+            runner.learn(self._measured)
+
+    def probes(self, runtime: TensorRuntime, threads: int) -> Sequence[Probe]:
+        """Measurements of the heads that are here, for the benchmark."""
+        found: list[Probe] = []
+        for runner in self._runners.values():
+            manifest = runner.plan.manifest
+            if manifest.cuts:
+                found += head_probes(manifest, lambda cut, m=manifest: self._head_path(m, cut), runtime, threads)
+        return found
+
+    def status(self) -> Mapping[str, Any]:
+        """Per model: held arm, why, number of cuts, and the last ranking in milliseconds."""
+        return {name: _status(runner) for name, runner in self._runners.items()}
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    async def _show(self, entry: CatalogueEntry) -> None:
+        try:
+            found = recipe(entry.recipe) if entry.recipe is not None else None
+        except MidstreamError as err:
+            _log.warning("%s is served without its recipe: %s", entry.name, err)
+            found = None
+        if found is None:
+            self._shown[entry.name] = Shown(entry.name, PLATFORMS[entry.format])
+            return
+        shapes = dict(entry.input_shapes)
+        if not shapes:
+            inputs, _, _ = await self._ports.local.describe(entry.name)
+            shapes = {inputs[0].name: found.input_shape}
+        kept = await asyncio.to_thread(self._kept, entry)
+        if kept is not None and await self._use(kept, found, None):
+            return
+        self._install(ModelPlan(_bare(entry, shapes), found))
+
+    def _kept(self, entry: CatalogueEntry) -> BundleManifest | None:
+        """The bundle that was fetched before, if it is of this file."""
+        manifest = read_durable(self._manifest_path(entry.name), parse_manifest)
+        return manifest if manifest is not None and manifest.source_sha256 == entry.sha256 else None
+
+    def _install(self, plan: ModelPlan) -> None:
+        """Serve a model by this plan from now on; requests under way finish on the old one."""
+        shapes = plan.manifest.input_shapes
+        self._shown[plan.name] = Shown(
+            plan.name, PLATFORMS["onnx"], plan.recipe, next(iter(shapes)), next(iter(shapes.values()))
+        )
+        old = self._runners.get(plan.name)
+        arms = Arms(self._ports.local, self._endpoint, self._ports.compute, self._ports.clock)
+        table = CostTable(plan.manifest, speed_ratio=self._settings.speed_ratio, watts=self._settings.watts)
+        runner = Runner(plan, arms, self._runner_ports(plan), table)
+        runner.learn(self._measured)
+        self._runners[plan.name] = runner
+        if old is not None:
+            self._spawn(old.close(), f"close {plan.name}")
+
+    def _runner_ports(self, plan: ModelPlan) -> RunnerPorts:
+        ports = self._ports
+        cut = bool(plan.manifest.cuts) or plan.manifest.digest != plan.manifest.source_sha256
+        return RunnerPorts(
+            policy=ports.policy,
+            links=ports.links,
+            link_names=lambda: tuple(ports.remotes()) if cut else (),
+            device_wait_s=ports.local.wait_s,
+            server_wait_s=lambda name: remote.endpoint.wait_s() if (remote := ports.remotes().get(name)) else 0.0,
+            loaded=ports.local.loaded,
+            preload=self._preload,
+            stale=self._wake.set,
+            emit=ports.emit,
+            clock=ports.clock,
+        )
+
+    def _endpoint(self, name: str) -> TensorEndpoint | None:
+        remote = self._ports.remotes().get(name)
+        return remote.endpoint if remote is not None else None
+
+    def _preload(self, name: str) -> None:
+        now_s = self._ports.clock()
+        if now_s < self._preloads.get(name, float("-inf")):
+            return
+        self._preloads[name] = now_s + PRELOAD_AGAIN_S
+        self._spawn(self._load(name), f"preload {name}")
+
+    async def _load(self, name: str, *, keep: bool = False) -> None:
+        try:
+            await self._ports.local.preload(name, keep=keep)
+        except MidstreamError as err:
+            _log.info("%s is not loaded ahead: %s", name, err)
+
+    # -- bundles -----------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Look for bundles whenever a link is there, on a refresh, and when an answer came from other weights."""
+        while True:
+            self._wake.clear()
+            complete = await self._sync()
+            pause_s = self._settings.refresh_s if complete else self._settings.retry_s
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+                await asyncio.sleep(min(1.0, self._settings.retry_s))
+            except TimeoutError:
+                continue
+
+    async def _sync(self) -> bool:
+        """One look at every model. False when one of them has no bundle yet."""
+        complete = True
+        for name in list(self._runners):
+            remote = next(iter(self._ports.remotes().values()), None)
+            if remote is None:
+                return False
+            try:
+                await self._sync_model(name, remote)
+            except NotFound:
+                complete = False
+            except MidstreamError as err:
+                _log.info("the bundle of %s is not fetched: %s", name, err)
+                complete = False
+        return complete
+
+    async def _sync_model(self, name: str, remote: Remote) -> None:
+        runner = self._runners[name]
+        manifest = await self._client.manifest(remote.link, name)
+        if manifest == runner.plan.manifest:
+            await self._fetch_heads(manifest, remote)
+            return
+        entry = self._ports.store.entry(name)
+        if manifest.source_sha256 != entry.sha256:
+            raise ProtocolError(f"the coordinator's {name} is another model than ours", field="source_sha256")
+        if await self._use(manifest, runner.plan.recipe, remote):
+            await asyncio.to_thread(self._keep, manifest)
+            await self._fetch_heads(manifest, remote)
+
+    async def _use(self, manifest: BundleManifest, found: Recipe | None, remote: Remote | None) -> bool:
+        """Put a bundle to work. False when its whole model is not here and cannot be fetched now."""
+        try:
+            whole = await self._client.whole(remote.link if remote else None, manifest)
+        except NotFound:
+            return False
+        local = self._ports.local
+        local.register(manifest.model, whole, manifest.digest, "onnx")
+        await self._load(manifest.model, keep=True)
+        for cut in manifest.cuts:
+            path = self._head_path(manifest, cut)
+            if path.is_file():
+                local.register(ModelPlan(manifest, found).head(cut), path, manifest.digest, "onnx")
+        self._install(ModelPlan(manifest, found))
+        return True
+
+    async def _fetch_heads(self, manifest: BundleManifest, remote: Remote) -> None:
+        plan = self._runners[manifest.model].plan
+        for cut in manifest.cuts:
+            path = await self._client.head(remote.link, manifest, cut)
+            self._ports.local.register(plan.head(cut), path, manifest.digest, "onnx")
+
+    def _keep(self, manifest: BundleManifest) -> None:
+        """Remember the manifest for a start without a link, and drop files of bundles before."""
+        path = self._manifest_path(manifest.model)
+        write_durable(path, encode(manifest))
+        wanted = {f"{sha256[:16]}-{name}" for name, (sha256, _) in files_of(manifest).items()}
+        for file in path.parent.glob("*.onnx"):
+            if file.name not in wanted:
+                file.unlink(missing_ok=True)
+
+    def _manifest_path(self, model: str) -> Path:
+        return self._ports.store.file_path(kept_as(model), "manifest.json")
+
+    def _head_path(self, manifest: BundleManifest, cut: CutEntry) -> Path:
+        return self._ports.store.file_path(kept_as(manifest.model), f"{cut.head_sha256[:16]}-{cut.head_file}")
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=f"split {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _bare(entry: CatalogueEntry, shapes: Mapping[str, tuple[int, ...]]) -> BundleManifest:
+    """A model without a bundle: the file as it came, no cuts, and no far end that has the same weights."""
+    return BundleManifest(
+        schema=BUNDLE_SCHEMA,
+        model=entry.name,
+        digest=entry.sha256,
+        source_sha256=entry.sha256,
+        recipe=entry.recipe,
+        input_shapes=shapes,
+        whole_file=entry.filename,
+        whole_sha256=entry.sha256,
+        whole_size_bytes=entry.size_bytes,
+        whole_s=0.0,
+        encoded_bytes=0,
+        down_bytes=0,
+        cuts=(),
+    )
+
+
+def _status(runner: Runner) -> Mapping[str, Any]:
+    ranking = runner.last.ranking if runner.last is not None else ()
+    return {
+        "arm": str(runner.held.arm),
+        "reason": runner.held.reason,
+        "digest": runner.plan.manifest.digest,
+        "cuts": len(runner.plan.manifest.cuts),
+        "ranking": [
+            {"arm": str(e.arm), "ms": None if e.predicted_s == float("inf") else round(e.predicted_s * 1e3, 1),
+             "excluded": e.excluded}
+            for e in ranking[:8]
+        ],
+    }  # fmt: skip

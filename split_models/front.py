@@ -1,0 +1,163 @@
+"""Open Inference Protocol v2 over HTTP: the front door of tensor requests in both houses.
+
+Answers tell beside the tensors: parameters `digest`, `midstream_arm`, `wait_s`, `compute_s`; headers of the same names.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from links.port import Request, Response, Route
+from protocol.errors import BadRequest, MidstreamError, NotFound
+from protocol.oip import (
+    BINARY_EXTENSION,
+    MAX_BODY_BYTES,
+    InferRequest,
+    InferResponse,
+    decode_request,
+    encode_metadata,
+    encode_response,
+    error_body,
+    server_metadata,
+)
+from split_models.service import Served, Service
+
+DEADLINE_S = 30.0
+MAX_DEADLINE_S = 600.0
+VERSION = "1"
+JSON = {"content-type": "application/json"}
+
+_MIN_COMPRESSED_BYTES = 1_024
+
+
+class Front:
+    """The handlers; `routes` is what a house mounts."""
+
+    def __init__(self, service: Service, deadline_s: float = DEADLINE_S) -> None:
+        self._service = service
+        self._deadline_s = deadline_s
+        self._count = 0
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        found = [
+            Route("GET", "/v2", _guarded(self._server)),
+            Route("GET", "/v2/health/live", _guarded(self._live)),
+            Route("GET", "/v2/health/ready", _guarded(self._ready)),
+            Route("GET", "/v2/models", _guarded(self._models)),
+        ]
+        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            found += [
+                Route("GET", path, _guarded(self._metadata)),
+                Route("GET", f"{path}/ready", _guarded(self._model_ready)),
+                Route("POST", f"{path}/infer", _guarded(self._infer), max_body_bytes=MAX_BODY_BYTES),
+            ]
+        return found
+
+    async def _server(self, request: Request) -> Response:
+        return Response(headers=JSON, body=server_metadata(_version(), (BINARY_EXTENSION,)))
+
+    async def _live(self, request: Request) -> Response:
+        return Response(headers=JSON, body=b'{"live":true}')
+
+    async def _ready(self, request: Request) -> Response:
+        return Response(headers=JSON, body=b'{"ready":true}')
+
+    async def _models(self, request: Request) -> Response:
+        listed = [{"name": name, "version": VERSION, "state": "READY"} for name in self._service.names()]
+        return Response(headers=JSON, body=json.dumps({"models": listed}).encode())
+
+    async def _metadata(self, request: Request) -> Response:
+        metadata = await self._service.metadata(_model(request))
+        return Response(headers=JSON, body=encode_metadata(metadata))
+
+    async def _model_ready(self, request: Request) -> Response:
+        name = _model(request)
+        self._service.find(name)
+        return Response(headers=JSON, body=json.dumps({"name": name, "ready": True}).encode())
+
+    async def _infer(self, request: Request) -> Response:
+        name = _model(request)
+        shown = self._service.find(name)
+        raw_shortcut = request.headers.get("inference-header-content-length") == "0"
+        specs = (await self._service.metadata(shown.name)).inputs if raw_shortcut else ()
+        asked = decode_request(name, request.headers, request.body, specs=specs)
+        self._count += 1
+        if not asked.id:
+            asked = _with_id(asked, request.headers.get("x-request-id") or f"t{self._count}")
+            told_id = ""
+        else:
+            told_id = asked.id
+        served = await self._service.infer(asked, self._deadline(asked))
+        return _answer(asked, served, told_id, request.headers)
+
+    def _deadline(self, asked: InferRequest) -> float:
+        """`timeout` in microseconds, as Triton has it, or `deadline_s`."""
+        for key, factor in (("timeout", 1e-6), ("deadline_s", 1.0)):
+            value = asked.parameters.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value * factor < 1e9:
+                raise BadRequest(f"{value!r} is not a positive number", field=f"parameters.{key}")
+            return min(MAX_DEADLINE_S, float(value) * factor)
+        return self._deadline_s
+
+
+def _answer(asked: InferRequest, served: Served, told_id: str, headers: Mapping[str, str]) -> Response:
+    told: dict[str, object] = {"midstream_arm": served.arm, "digest": served.digest}
+    told |= {"wait_s": round(served.wait_s, 6), "compute_s": round(served.compute_s, 6)}
+    if served.reason:
+        told["midstream_reason"] = served.reason[:300]
+    response = InferResponse(
+        model_name=asked.model, model_version=VERSION, outputs=served.outputs, id=told_id, parameters=told
+    )
+    answer_headers, body = encode_response(response, asked.binary)
+    answer_headers |= {"x-midstream-arm": served.arm, "x-midstream-digest": served.digest}
+    coding, body = _compressed(headers.get("accept-encoding", ""), body)
+    return Response(headers=answer_headers | coding, body=body)
+
+
+def _compressed(accepted: str, body: bytes) -> tuple[dict[str, str], bytes]:
+    """Only for a client that asks for exactly one coding: general clients list all of them and want none."""
+    wanted = accepted.strip().lower()
+    if len(body) < _MIN_COMPRESSED_BYTES or wanted not in ("gzip", "deflate"):
+        return {}, body
+    packed = gzip.compress(body, compresslevel=1) if wanted == "gzip" else zlib.compress(body, level=1)
+    return {"content-encoding": wanted}, packed
+
+
+def _model(request: Request) -> str:
+    version = request.params.get("version", VERSION)
+    if version != VERSION:
+        raise NotFound(f"there is no version {version[:32]!r}", next_step=f"the version is {VERSION}", field="version")
+    return request.params["model"]
+
+
+def _with_id(asked: InferRequest, request_id: str) -> InferRequest:
+    from attrs import evolve
+
+    return evolve(asked, id=request_id[:128])
+
+
+def _guarded(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """MidstreamErrors become the protocol's {"error": text} with the right status."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except MidstreamError as err:
+            status, headers, body = error_body(err)
+            return Response(status=status, headers=headers, body=body)
+
+    return guarded
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("midstream")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"

@@ -1,0 +1,143 @@
+"""Pure: which arm answers the next request at the least cost, and when to look at a link that fell silent.
+
+seconds = wait for the device + device seconds + link(up) + link(down) + server seconds; the objective weighs seconds,
+joules and server seconds; constraints come first. A link nobody knows costs infinite seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+
+from attrs import frozen
+
+from netprobe.view import UNKNOWN_LINK, LinkView
+from protocol.policy import SplitPolicy
+from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+
+DOWN = "/down"
+"""`links["cloud"]` is the way up; `links["cloud" + DOWN]`, where there is one, the way down."""
+
+_ORDER = {"device": 0, "cut": 1, "cloud": 2}
+
+
+@frozen
+class Ranked:
+    """One arm as the planner saw it. `excluded` says why it may not be chosen, empty if it may."""
+
+    arm: Arm
+    predicted_s: float
+    objective: float
+    excluded: str = ""
+
+
+@frozen
+class Proposal:
+    """The arm to use. `ranking` is best first, excluded arms last; `wanted` would be better, were it loaded."""
+
+    arm: Arm
+    predicted_s: float
+    ranking: tuple[Ranked, ...]
+    reason: str
+    wanted: Arm | None = None
+
+    def of(self, arm: Arm) -> Ranked | None:
+        """The entry of an arm, or None when it was not on offer."""
+        return next((entry for entry in self.ranking if entry.arm == arm), None)
+
+
+def propose(
+    costs: Sequence[ArmCost], links: Mapping[str, LinkView], device_wait_s: float, policy: SplitPolicy
+) -> Proposal:
+    """Rank all arms of one request. Without any arm that may be chosen the device's is proposed."""
+    ranking = sorted((_rank(cost, links, device_wait_s, policy) for cost in costs), key=_key)
+    allowed = [entry for entry in ranking if not entry.excluded]
+    if policy.deadline_s is not None:
+        timely = [entry for entry in allowed if entry.predicted_s <= policy.deadline_s]
+        allowed = timely or sorted(allowed, key=lambda entry: entry.predicted_s)
+    if not allowed:
+        return Proposal(DEVICE_ARM, inf, tuple(ranking), _why_none(ranking))
+    best = allowed[0]
+    return Proposal(best.arm, best.predicted_s, tuple(ranking), _why(best, allowed), _wanted(best, ranking))
+
+
+def exploration(costs: Sequence[ArmCost], policy: SplitPolicy) -> Arm | None:
+    """The cheapest allowed way to look at a link: the loaded arm with the fewest bytes up."""
+    usable = [cost for cost in costs if cost.arm.link and cost.loaded and not _forbidden(cost, policy)]
+    best = min(usable, key=lambda cost: cost.up_bytes, default=None)
+    return best.arm if best else None
+
+
+def explore_now(silent_requests: int, link: LinkView, policy: SplitPolicy) -> bool:
+    """Whether this request, the `silent_requests`-th in a row that left the link alone, also goes through it.
+
+    A link nobody has used yet is looked at by the first request, later by one in N.
+    """
+    if policy.explore_one_in <= 0:
+        return False
+    if link.samples == 0 and silent_requests == 1:
+        return True
+    return silent_requests > 0 and silent_requests % policy.explore_one_in == 0
+
+
+def link_seconds(cost: ArmCost, links: Mapping[str, LinkView]) -> float:
+    """Seconds on the wire both ways; a way down without samples is taken to be as fast as the way up."""
+    if cost.arm.link is None:
+        return 0.0
+    up = links.get(cost.arm.link, UNKNOWN_LINK)
+    seconds = up.seconds_for(cost.up_bytes)
+    down = links.get(cost.arm.link + DOWN, UNKNOWN_LINK)
+    if cost.down_bytes == 0 or not isfinite(seconds):
+        return seconds
+    rate = down.bytes_per_s if down.samples > 0 and down.bytes_per_s > 0 else up.bytes_per_s
+    return seconds + cost.down_bytes / rate
+
+
+def _rank(cost: ArmCost, links: Mapping[str, LinkView], device_wait_s: float, policy: SplitPolicy) -> Ranked:
+    wait_s = device_wait_s if cost.arm.kind != "cloud" else 0.0
+    predicted_s = wait_s + cost.device_s + link_seconds(cost, links) + cost.server_s
+    excluded = _forbidden(cost, policy)
+    if not excluded and not isfinite(predicted_s):
+        excluded = "link unknown or dead"
+    if not excluded and not cost.loaded:
+        excluded = "not loaded"
+    return Ranked(cost.arm, predicted_s, _objective(predicted_s, cost, policy.objective), excluded)
+
+
+def _forbidden(cost: ArmCost, policy: SplitPolicy) -> str:
+    if cost.arm.kind == "cloud" and not policy.raw_input_leaves:
+        return "raw input may not leave"
+    if cost.arm.kind == "cut" and cost.arm.codec not in policy.codecs:
+        return f"codec {cost.arm.codec} not allowed"
+    if cost.error_ratio > policy.max_error_ratio:
+        return "error over the maximum"
+    return ""
+
+
+def _objective(predicted_s: float, cost: ArmCost, weights: Mapping[str, float]) -> float:
+    if not isfinite(predicted_s):
+        return inf
+    parts = {"seconds": predicted_s, "joules": cost.joules, "server_seconds": cost.server_s}
+    total = sum(weights.get(name, 0.0) * value for name, value in parts.items())
+    return total if any(weights.get(name, 0.0) > 0 for name in parts) else predicted_s
+
+
+def _key(entry: Ranked) -> tuple[bool, float, float, int, str]:
+    return (bool(entry.excluded), entry.objective, entry.predicted_s, _ORDER[entry.arm.kind], str(entry.arm))
+
+
+def _wanted(best: Ranked, ranking: Sequence[Ranked]) -> Arm | None:
+    unloaded = [entry for entry in ranking if entry.excluded == "not loaded" and entry.objective < best.objective]
+    return min(unloaded, key=lambda entry: entry.objective).arm if unloaded else None
+
+
+def _why(best: Ranked, allowed: Sequence[Ranked]) -> str:
+    others = [entry for entry in allowed if entry.arm != best.arm]
+    if not others:
+        return f"{best.arm} is the only arm that may be used"
+    return f"{best.arm} {best.predicted_s * 1e3:.0f} ms, next {others[0].arm} {others[0].predicted_s * 1e3:.0f} ms"
+
+
+def _why_none(ranking: Sequence[Ranked]) -> str:
+    reasons = sorted({entry.excluded for entry in ranking})
+    return "no arm may be used (" + "; ".join(reasons) + "), the device answers" if reasons else "no arm is known"

@@ -1,0 +1,326 @@
+"""One request of a cut model: plan, switch, run an arm, fall back to the device when the link fails, report.
+
+Exactly one answer leaves. A link that failed is left at once for the device; one request in N then goes through it in
+the background, while the device answers, so that a dead link costs nobody time and its recovery is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from attrs import define, evolve, field, frozen
+
+from netprobe.view import UNKNOWN_LINK, LinkView
+from protocol.clock import Clock
+from protocol.device import Measured
+from protocol.errors import BadRequest, Full, LinkError, LinkTimeout, MidstreamError
+from protocol.events import ArmSwitched, Emit, TensorDone
+from protocol.policy import SplitPolicy
+from protocol.tensors import Tensor
+from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.arms import ArmAnswer, Arms, Spent, Work
+from split_models.costs import CostTable
+from split_models.plan import ModelPlan
+from split_models.planner import DOWN, Proposal, exploration, explore_now, propose
+from split_models.switch import Held, hold
+
+PATIENCE_RATIO = 3.0
+PATIENCE_S = 1.0
+"""A link arm that takes this much longer than predicted is given up, and the device answers."""
+
+RESERVE_RATIO = 1.5
+"""Device seconds kept back from the deadline for the fallback, over their estimate."""
+
+EXPLORE_S = 20.0
+"""Longest that a background look at a link may take."""
+
+_log = logging.getLogger("midstream.split")
+
+
+@frozen
+class RunnerPorts:
+    """What a runner needs from its house. `links` names views by link, with DOWN appended for the way down."""
+
+    policy: Callable[[], SplitPolicy]
+    links: Callable[[], Mapping[str, LinkView]]
+    link_names: Callable[[], Sequence[str]]
+    device_wait_s: Callable[[], float]
+    server_wait_s: Callable[[str], float]
+    loaded: Callable[[str], bool]
+    preload: Callable[[str], None]
+    stale: Callable[[], None]
+    emit: Emit
+    clock: Clock
+
+
+@frozen
+class Answer:
+    """What leaves: the outputs, the arm that made them, the digest of its weights, and why this arm."""
+
+    outputs: tuple[Tensor, ...]
+    arm: Arm
+    digest: str
+    spent: Spent
+    reason: str
+
+
+@define
+class _Seat:
+    """The held arm of one kind of request: raw ones have no cloud arm and must not unseat that of encoded ones."""
+
+    period_began_s: float
+    held: Held = field(factory=Held)
+    finished: bool = False
+
+
+@define
+class _LinkState:
+    """down: the last attempt failed. closed_until_s: the peer asked us to stay away until then."""
+
+    down: bool = False
+    closed_until_s: float = 0.0
+    silent_requests: int = 0
+
+
+class Runner:
+    """Serves one model. For the event loop's thread."""
+
+    def __init__(self, plan: ModelPlan, arms: Arms, ports: RunnerPorts, table: CostTable | None = None) -> None:
+        self.plan = plan
+        self.table = table or CostTable(plan.manifest)
+        self._arms = arms
+        self._ports = ports
+        self._encoded = _Seat(ports.clock())
+        self._raw = _Seat(ports.clock())
+        self._links: dict[str, _LinkState] = {}
+        self._exploring: dict[str, asyncio.Task[None]] = {}
+        self.last: Proposal | None = None
+
+    @property
+    def held(self) -> Held:
+        """What encoded requests use now."""
+        return self._encoded.held
+
+    def learn(self, measured: Sequence[Measured]) -> None:
+        """Take the device's benchmark as priors."""
+        self.table.learn(measured)
+
+    async def infer(self, work: Work, request_id: str, deadline_s: float) -> Answer:
+        """One answer within `deadline_s` seconds. Raises BadRequest for the input, else what the device arm raised."""
+        began_s = self._ports.clock()
+        policy = self._ports.policy()
+        if policy.deadline_s is not None:
+            deadline_s = min(deadline_s, policy.deadline_s)
+        costs = self._costs(work)
+        proposal = propose(costs, self._views(), self._ports.device_wait_s(), policy)
+        self.last = proposal
+        seat = self._raw if work.encoded is None else self._encoded
+        self._switch(seat, proposal, policy, request_id)
+        self._load_ahead(proposal)
+        arm, reason = seat.held.arm, seat.held.reason or proposal.reason
+        self._explore(arm, costs, work, policy)
+        try:
+            answer, arm, reason = await self._answer(arm, reason, proposal, work, began_s + deadline_s)
+        except MidstreamError as err:
+            self._done(request_id, arm, err.code, Spent(), began_s, str(err))
+            raise
+        finally:
+            seat.finished = True
+        self._learn_from(arm, answer.spent, work)
+        self._done(request_id, arm, "ok", answer.spent, began_s, reason)
+        return Answer(answer.outputs, arm, answer.digest, answer.spent, reason)
+
+    async def close(self) -> None:
+        """Stop looking at links."""
+        tasks = list(self._exploring.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- deciding ------------------------------------------------------------------------------------------------
+
+    def _costs(self, work: Work) -> Sequence[ArmCost]:
+        names = self._ports.link_names()
+        return self.table.arms(
+            len(work.encoded) if work.encoded is not None else None,
+            names,
+            lambda cut, codec: self._ports.loaded(self._head_name(cut, codec)),
+            {name: self._ports.server_wait_s(name) for name in names},
+        )
+
+    def _views(self) -> Mapping[str, LinkView]:
+        """The links as the probe sees them; one that failed or sent us away is unknown until it has answered again."""
+        now_s = self._ports.clock()
+        hidden = {name for name, state in self._links.items() if state.down or state.closed_until_s > now_s}
+        return {name: view for name, view in self._ports.links().items() if name.removesuffix(DOWN) not in hidden}
+
+    def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, request_id: str) -> None:
+        """Once per sampling period; an arm that may not be used is left at once."""
+        now_s = self._ports.clock()
+        current = proposal.of(seat.held.arm)
+        usable = current is not None and not current.excluded
+        elapsed = now_s - seat.period_began_s >= policy.period_s and seat.finished
+        if usable and not elapsed:
+            return
+        if elapsed:
+            seat.period_began_s, seat.finished = now_s, False
+        before = seat.held.arm
+        seat.held = hold(seat.held, proposal, policy)
+        if seat.held.arm != before:
+            self._announce(before, seat.held, request_id)
+
+    def _announce(self, before: Arm, held: Held, request_id: str) -> None:
+        self._ports.emit(
+            ArmSwitched(
+                at_s=self._ports.clock(),
+                model=self.plan.name,
+                source=str(before),
+                target=str(held.arm),
+                reason=held.reason,
+                request_id=request_id,
+            )
+        )
+
+    def _load_ahead(self, proposal: Proposal) -> None:
+        """Heads that are about to be used are loaded now, off the path of the request."""
+        if proposal.wanted is not None and proposal.wanted.kind == "cut":
+            self._ports.preload(self.plan.head(self.plan.cut(proposal.wanted)))
+
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    async def _answer(
+        self, arm: Arm, reason: str, proposal: Proposal, work: Work, ends_s: float
+    ) -> tuple[ArmAnswer, Arm, str]:
+        if arm.link is None:
+            return await self._on_device(proposal, work, ends_s, reason)
+        budget_s = self._patience_s(arm, proposal, ends_s)
+        if budget_s <= 0:
+            return await self._on_device(proposal, work, ends_s, "no time left to try the link")
+        try:
+            async with asyncio.timeout(budget_s):
+                answer = await self._arms.run(arm, self.plan, work, budget_s)
+        except TimeoutError:
+            err: MidstreamError = LinkTimeout(f"{arm} gave no answer within {budget_s:.2f} s")
+        except BadRequest as refused:
+            err = refused  # the device finds out by itself whether the input is at fault
+        except MidstreamError as failed:
+            err = failed
+        else:
+            self._link(arm.link).down = False
+            return answer, arm, reason
+        self._failed(arm.link, err)
+        return await self._on_device(proposal, work, ends_s, f"{arm} failed: {err}")
+
+    async def _on_device(
+        self, proposal: Proposal, work: Work, ends_s: float, reason: str
+    ) -> tuple[ArmAnswer, Arm, str]:
+        """The device arm; when it is full, the best arm that needs no model here."""
+        try:
+            left_s = max(0.001, ends_s - self._ports.clock())
+            return await self._arms.run(DEVICE_ARM, self.plan, work, left_s), DEVICE_ARM, reason
+        except Full:
+            spill = next((e.arm for e in proposal.ranking if e.arm.kind == "cloud" and not e.excluded), None)
+            if spill is None or self._link(spill.link or "").down:
+                raise
+            left_s = max(0.001, ends_s - self._ports.clock())
+            return await self._arms.run(spill, self.plan, work, left_s), spill, "device full"
+
+    def _patience_s(self, arm: Arm, proposal: Proposal, ends_s: float) -> float:
+        """Seconds for the link, so that the device can still answer before the deadline."""
+        entry, device = proposal.of(arm), proposal.of(DEVICE_ARM)
+        reserve_s = RESERVE_RATIO * device.predicted_s if device else 0.0
+        predicted_s = entry.predicted_s if entry else 0.0
+        left_s = ends_s - self._ports.clock() - reserve_s
+        return min(left_s, max(PATIENCE_RATIO * predicted_s, predicted_s + PATIENCE_S))
+
+    def _failed(self, link: str, err: MidstreamError) -> None:
+        state = self._link(link)
+        if isinstance(err, Full):
+            state.closed_until_s = self._ports.clock() + min(60.0, err.retry_after_s)
+        elif isinstance(err, LinkError):
+            state.down = True
+        elif not isinstance(err, BadRequest):
+            state.closed_until_s = self._ports.clock() + 5.0
+            self._ports.stale()
+        _log.info("%s: %s: %s", self.plan.name, link, err)
+
+    def _link(self, name: str) -> _LinkState:
+        return self._links.setdefault(name, _LinkState())
+
+    # -- looking at silent links ---------------------------------------------------------------------------------
+
+    def _explore(self, arm: Arm, costs: Sequence[ArmCost], work: Work, policy: SplitPolicy) -> None:
+        now_s = self._ports.clock()
+        for name in self._ports.link_names():
+            state = self._link(name)
+            if arm.link == name:
+                state.silent_requests = 0
+                continue
+            state.silent_requests += 1
+            view = self._ports.links().get(name, UNKNOWN_LINK)
+            if name in self._exploring or state.closed_until_s > now_s:
+                continue
+            target = exploration([cost for cost in costs if cost.arm.link == name], policy)
+            if target is not None and explore_now(state.silent_requests, view, policy):
+                task = asyncio.create_task(self._look(target, name, work), name=f"explore {name}")
+                self._exploring[name] = task
+                task.add_done_callback(partial(self._looked, name))
+
+    def _looked(self, link: str, task: asyncio.Task[None]) -> None:
+        self._exploring.pop(link, None)
+
+    async def _look(self, arm: Arm, link: str, work: Work) -> None:
+        """Send the request through the link as well; its answer is dropped, its transfer is what we want."""
+        own = Work(encoded=work.encoded, tensors=work.tensors)
+        try:
+            async with asyncio.timeout(EXPLORE_S):
+                answer = await self._arms.run(arm, self.plan, own, EXPLORE_S)
+        except (MidstreamError, TimeoutError) as err:
+            self._failed(link, err if isinstance(err, MidstreamError) else LinkTimeout("no answer to the exploration"))
+        else:
+            self._link(link).down = False
+            self._learn_from(arm, evolve(answer.spent, before_s=0.0, after_s=0.0), own)
+
+    # -- reporting -----------------------------------------------------------------------------------------------
+
+    def _learn_from(self, arm: Arm, spent: Spent, work: Work) -> None:
+        table = self.table
+        if work.encoded is not None and arm.kind != "cloud":
+            for part, seconds in (("before", spent.before_s), ("after", spent.after_s)):
+                if seconds > 0:
+                    table.observe("device", part, seconds)
+        if arm.kind == "device":
+            table.observe("device", "whole", spent.compute_s)
+        elif arm.kind == "cut":
+            table.observe("device", f"head:{arm.cut}:{arm.codec}", spent.compute_s)
+            table.observe("server", f"tail:{arm.cut}:{arm.codec}", spent.server_s)
+        else:
+            table.observe("server", "cloud", spent.server_s)
+
+    def _done(self, request_id: str, arm: Arm, status: str, spent: Spent, began_s: float, reason: str) -> None:
+        now_s = self._ports.clock()
+        self._ports.emit(
+            TensorDone(
+                at_s=now_s,
+                request_id=request_id,
+                model=self.plan.name,
+                arm=str(arm),
+                status=status,
+                total_s=now_s - began_s,
+                queue_s=spent.queue_s,
+                head_s=spent.compute_s,
+                encode_s=spent.before_s,
+                wire_s=spent.wire_s,
+                server_s=spent.server_s,
+                post_s=spent.after_s,
+                up_bytes=spent.up_bytes,
+                down_bytes=spent.down_bytes,
+                reason=reason,
+            )
+        )
+
+    def _head_name(self, cut: str, codec: str) -> str:
+        return self.plan.head(self.plan.cut(Arm("cut", cut, codec)))

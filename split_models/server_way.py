@@ -1,0 +1,109 @@
+"""The tensor way on a server: tails and whole models of the bundles, and every other tensor model of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from links.port import Mount
+from protocol.errors import ConfigError, MidstreamError, NotFound
+from protocol.models import BundleManifest
+from split_models.bundle_files import MANIFEST, read_bundle
+from split_models.front import Front
+from split_models.plan import ModelPlan
+from split_models.recipes import Recipe, recipe
+from split_models.service import PLATFORMS, Service, Shown
+from split_models.settings import SplitPorts, SplitSettings
+
+_log = logging.getLogger("midstream.split")
+
+
+class ServerWay:
+    """Serves what stands in `settings.bundle_root`; call `refresh` when a bundle was made."""
+
+    def __init__(self, settings: SplitSettings, ports: SplitPorts) -> None:
+        if settings.bundle_root is None:
+            raise ConfigError("a server needs a folder for bundles", field="bundle_root")
+        self._root = settings.bundle_root
+        self._ports = ports
+        self._shown: dict[str, Shown] = {}
+        self._bundles: dict[str, BundleManifest] = {}
+        self._registered: dict[str, list[str]] = {}
+        self._loads: set[asyncio.Task[None]] = set()
+        service = Service(ports.local, ports.compute, ports.clock, lambda: self._shown, side="server", emit=ports.emit)
+        self.front = Front(service, settings.deadline_s)
+        self.mount = Mount(routes=self.front.routes, frame_routes=(), start=self.start, stop=self.stop)
+
+    async def start(self) -> None:
+        """Serve what is there."""
+        await self.refresh()
+
+    async def stop(self) -> None:
+        """Stop loading ahead; requests under way end by themselves."""
+        for task in list(self._loads):
+            task.cancel()
+        await asyncio.gather(*self._loads, return_exceptions=True)
+
+    @property
+    def bundles(self) -> dict[str, BundleManifest]:
+        """By model."""
+        return dict(self._bundles)
+
+    async def refresh(self, model: str | None = None) -> None:
+        """Read the bundles (or one) again, and the store."""
+        for entry in await asyncio.to_thread(self._ports.store.list):
+            if entry.path is not None and entry.entry.format in PLATFORMS and entry.entry.name not in self._shown:
+                self._show_stored(entry.entry.name, entry.entry.format, entry.entry.recipe)
+        for folder in await asyncio.to_thread(self._folders):
+            if model is None or folder.name == model:
+                await self._take(folder)
+
+    def _folders(self) -> list[Path]:
+        if not self._root.is_dir():
+            return []
+        return sorted(p for p in self._root.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file())
+
+    async def _take(self, folder: Path) -> None:
+        try:
+            manifest = await asyncio.to_thread(read_bundle, folder)
+            found = recipe(manifest.recipe) if manifest.recipe is not None else None
+        except MidstreamError as err:
+            _log.warning("bundle %s is not served: %s", folder.name, err)
+            return
+        if self._bundles.get(manifest.model) == manifest:
+            return
+        self._register(folder, manifest, found)
+
+    def _register(self, folder: Path, manifest: BundleManifest, found: Recipe | None) -> None:
+        local = self._ports.local
+        for name in self._registered.pop(manifest.model, []):
+            self._shown.pop(name, None)
+            local.unregister(name)
+        plan = ModelPlan(manifest, found)
+        local.register(manifest.model, folder / manifest.whole_file, manifest.digest, "onnx")
+        self._shown[manifest.model] = Shown(manifest.model, PLATFORMS["onnx"], found, plan.input_name, plan.input_shape)
+        names = [manifest.model]
+        for cut in manifest.cuts:
+            name = plan.tail(cut)
+            local.register(name, folder / cut.tail_file, manifest.digest, "onnx")
+            self._shown[name] = Shown(name, PLATFORMS["onnx"], listed=False)
+            names.append(name)
+        self._registered[manifest.model] = names
+        self._bundles[manifest.model] = manifest
+        task = asyncio.create_task(self._load(manifest.model), name=f"preload {manifest.model}")
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+
+    async def _load(self, name: str) -> None:
+        try:
+            await self._ports.local.preload(name)
+        except MidstreamError as err:
+            _log.info("%s is not loaded ahead: %s", name, err)
+
+    def _show_stored(self, name: str, kind: str, recipe_name: str | None) -> None:
+        try:
+            found = recipe(recipe_name) if recipe_name is not None else None
+        except NotFound:
+            found = None
+        self._shown[name] = Shown(name, PLATFORMS[kind], found)
