@@ -12,7 +12,7 @@ import logging
 import re
 import socket
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import define, field
@@ -25,6 +25,7 @@ log = logging.getLogger("midstream.links.mdns")
 
 MAX_FOUND = 64
 _RESOLVE_MS = 1500
+_NAME_CHECK_S = 0.8
 _NEXT_STEP = "give the coordinator's address in the configuration, or let it be found through the broker"
 
 
@@ -61,26 +62,12 @@ class ZeroconfBrowser:
         Raises LinkError when this machine cannot do multicast DNS, ConfigError for a wrong type.
         """
         check_type(service_type)
-        shared = self._responder()
-        from zeroconf.asyncio import AsyncServiceBrowser
-
-        search = _Search(shared.responder.zeroconf)
-        try:
-            browser = AsyncServiceBrowser(
-                shared.responder.zeroconf, f"{service_type}.local.", handlers=[search.on_change]
-            )
-        except (OSError, RuntimeError) as err:
-            raise _unusable(err) from err
-        try:
-            await search.settle(seconds, self._settle_s)
-        finally:
-            with contextlib.suppress(OSError, RuntimeError):
-                await browser.async_cancel()
-            await search.close()
+        search = _Search(self._responder().responder.zeroconf)
+        await self._search(service_type, search, lambda: search.settle(seconds, self._settle_s))
         return list(search.found.values())
 
     async def advertise(self, service_type: str, instance: str, port: int, txt: Mapping[str, str]) -> str:
-        """Announce a service on the configured interfaces; takes about two seconds, so never on the way to ready.
+        """Announce a service on the configured interfaces; takes about three seconds, so never on the way to ready.
 
         Calling it again for the same instance replaces the record. Raises LinkError, ConfigError.
         """
@@ -88,12 +75,12 @@ class ZeroconfBrowser:
         shared = self._responder()
         from zeroconf import Error as ZeroconfError
 
-        addresses = self._addresses()
-        info = _service_info(service_type, instance, port, txt, addresses)
         old = self._announced.pop((service_type, instance), None)
         try:
             if old is not None:
                 await (await shared.responder.async_unregister_service(old))
+            name = await self._free_name(service_type, instance)
+            info = _service_info(service_type, name, port, txt, self._addresses())
             await (await shared.responder.async_register_service(info, allow_name_change=True))
         except (OSError, RuntimeError, ZeroconfError) as err:
             raise _unusable(err) from err
@@ -117,6 +104,37 @@ class ZeroconfBrowser:
             _shared.get(asyncio.get_running_loop(), {}).pop(self._interfaces, None)
             with contextlib.suppress(OSError, RuntimeError):
                 await shared.responder.async_close()
+
+    async def _search(self, service_type: str, search: _Search, until: Callable[[], Awaitable[None]]) -> None:
+        from zeroconf import DNSQuestionType
+        from zeroconf.asyncio import AsyncServiceBrowser
+
+        try:
+            browser = AsyncServiceBrowser(
+                search.zeroconf,
+                f"{service_type}.local.",
+                handlers=[search.on_change],
+                # Answers to one asker may reach another process of this host, for all share the port.
+                question_type=DNSQuestionType.QM,
+            )
+        except (OSError, RuntimeError) as err:
+            raise _unusable(err) from err
+        try:
+            await until()
+        finally:
+            with contextlib.suppress(OSError, RuntimeError):
+                await browser.async_cancel()
+            await search.close()
+
+    async def _free_name(self, service_type: str, instance: str) -> str:
+        """`instance`, or it with the first number that nobody shows: zeroconf's own probe misses names on this host."""
+        search = _Search(self._responder().responder.zeroconf, resolves=False)
+        await self._search(service_type, search, lambda: asyncio.sleep(_NAME_CHECK_S))
+        name, number = instance, 1
+        while f"{name}.{service_type}.local." in search.names:
+            number += 1
+            name = f"{instance}-{number}"
+        return name
 
     def _responder(self) -> _Shared:
         """The shared responder, made at first use."""
@@ -189,6 +207,8 @@ class _Search:
     """One browse: names as they appear, each resolved in a task of its own."""
 
     zeroconf: Any
+    resolves: bool = True
+    names: set[str] = field(factory=set)
     found: dict[str, Found] = field(factory=dict)
     _resolving: dict[str, asyncio.Task[None]] = field(factory=dict)
     _news: asyncio.Event = field(factory=asyncio.Event)
@@ -196,7 +216,11 @@ class _Search:
     def on_change(self, *, zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
         if state_change.name == "Removed":
             self.found.pop(name, None)
-        elif name not in self._resolving and len(self._resolving) < MAX_FOUND:
+            self.names.discard(name)
+            return
+        if len(self.names) < MAX_FOUND:
+            self.names.add(name)
+        if self.resolves and name not in self._resolving and len(self._resolving) < MAX_FOUND:
             self._resolving[name] = asyncio.get_running_loop().create_task(self._resolve(service_type, name))
 
     async def settle(self, seconds: float, quiet_s: float) -> None:
@@ -220,12 +244,12 @@ class _Search:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _resolve(self, service_type: str, name: str) -> None:
-        from zeroconf import IPVersion
+        from zeroconf import DNSQuestionType, IPVersion
         from zeroconf.asyncio import AsyncServiceInfo
 
         info = AsyncServiceInfo(service_type, name)
         try:
-            answered = await info.async_request(self.zeroconf, _RESOLVE_MS)
+            answered = await info.async_request(self.zeroconf, _RESOLVE_MS, DNSQuestionType.QM)
             addresses = tuple(info.parsed_addresses(IPVersion.V4Only))
         except Exception as err:  # noqa: BLE001 - any record of any host on the network may be malformed
             log.debug("cannot resolve %s: %s", name, err)
