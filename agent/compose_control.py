@@ -38,8 +38,8 @@ from protocol.trust import JoinToken, decode_join
 log = logging.getLogger("midstream.agent")
 
 SERVICE_TYPE = "_midstream._tcp"
-# Answers to a query come within a second or two; the browser waits this long for slow ones.
-BROWSE_S = 2.5
+# Answers come within a second or two from an idle host; a Pi that is loading a model takes longer.
+BROWSE_S = 4.0
 # By convention 1883 is the port of MQTT without TLS; every other port is TLS.
 PLAIN_MQTT_PORT = 1883
 SESSION_EXPIRY_S = 86_400

@@ -21,8 +21,8 @@ ORDER: tuple[Origin, ...] = ("static", "last_good", "mdns", "broker", "join")
 MAX_CANDIDATES = 32
 # A later source waits this long for an earlier one, so that the preferred address wins when both answer.
 STAGGER_S = 0.2
-# The address in a join token is as old as the token: a search that is under way gets this head start.
-JOIN_BEHIND_SEARCH_S = 2.0
+# A join token's address is as old as the token: a search gets this head start, or less when it ends sooner.
+JOIN_BEHIND_SEARCH_S = 4.0
 ATTEMPT_TIMEOUT_S = 5.0
 
 
@@ -109,13 +109,20 @@ class _Race:
     def enter(self, candidates: Sequence[Candidate]) -> None:
         for rank, candidate in enumerate(candidates):
             key = (candidate.host, candidate.port)
-            if key in self._entered or len(self._entered) >= MAX_CANDIDATES:
+            if key in self._entered:
+                self._know_better(candidate)
+                continue
+            if len(self._entered) >= MAX_CANDIDATES:
                 continue
             self._entered.add(key)
-            delay_s = rank * STAGGER_S
-            if candidate.origin == "join" and self.searches:
-                delay_s = max(delay_s, JOIN_BEHIND_SEARCH_S)
-            self._attempts[asyncio.ensure_future(self._attempt(candidate, delay_s))] = candidate
+            self._attempts[asyncio.ensure_future(self._attempt(candidate, rank * STAGGER_S))] = candidate
+
+    def _know_better(self, candidate: Candidate) -> None:
+        """A fresher source names an address that is being tried already."""
+        for attempt, tried in self._attempts.items():
+            same = (tried.host, tried.port) == (candidate.host, candidate.port)
+            if same and ORDER.index(candidate.origin) < ORDER.index(tried.origin):
+                self._attempts[attempt] = candidate
 
     async def winner(self) -> Candidate:
         while self._attempts or self.searches:
@@ -141,11 +148,17 @@ class _Race:
         )
 
     async def _attempt(self, candidate: Candidate, delay_s: float) -> None:
+        if candidate.origin == "join":
+            await self._after_searches()
         await asyncio.sleep(delay_s)
         try:
             await asyncio.wait_for(self._check(candidate), self._timeout_s)
         except TimeoutError as err:
             raise LinkError(f"no answer in {self._timeout_s:g} s") from err
+
+    async def _after_searches(self) -> None:
+        if self.searches:
+            await asyncio.wait(self.searches, timeout=JOIN_BEHIND_SEARCH_S)
 
     def _note(self, what: str, error: BaseException) -> None:
         if not isinstance(error, MidstreamError):

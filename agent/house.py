@@ -49,6 +49,7 @@ class House:
         self.boot = secrets.token_hex(4)
         self._began_s = self.clock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._was_connected = False
         self.life = LifeKeeper()
         self.health = Health(self.clock)
         self.metrics = Exposition()
@@ -211,8 +212,10 @@ class House:
             where = f"{found.host}:{found.port}" if found else ""
             via = found.origin if found else "broker"
             self.console.say("connected", f"connected: {where} (found by {via})", address=where, via=via)
+            self._was_connected = True
             self._later(self._meet_cloud())
-        elif state in ("connecting", "searching", "refused", "duplicate", "wait_clock"):
+        elif self._was_connected:
+            self._was_connected = False
             self.console.say("disconnected", f"coordinator: {state}", state=state)
 
     async def _meet_cloud(self) -> None:

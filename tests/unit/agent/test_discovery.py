@@ -89,3 +89,15 @@ async def test_nothing_known_and_nothing_found_says_so() -> None:
 async def test_a_silent_address_ends_by_its_time_out() -> None:
     with pytest.raises(LinkError, match="no answer in"):
         await locate([Candidate("dead", 1, "static")], [], Network(set(), {"dead"}).check, timeout_s=0.05)
+
+
+async def test_a_join_token_address_waits_for_the_search_and_takes_the_name_of_the_fresher_source() -> None:
+    network = Network({"here", "elsewhere"})
+
+    async def mdns() -> Sequence[Candidate]:
+        await asyncio.sleep(0.05)
+        return finds(Candidate("here", 1, "mdns", 8883))
+
+    winner = await locate([Candidate("here", 1, "join")], [mdns], network.check)
+    assert (winner.origin, winner.broker_port) == ("mdns", 8883)
+    assert (await locate([Candidate("here", 1, "join")], [], network.check)).origin == "join"
