@@ -1,0 +1,379 @@
+"""Any OpenAI-compatible endpoint (vLLM, Ollama, llama-server, a vendor) as a TextEngine over a Link.
+
+Such a server prefills and generates in one request, so `prepare` opens the stream and waits for its first content:
+refusals and overload show before anything was promised. Tokens are its chunks, or the pieces of its logprobs where it
+sends those. A stream that ends without a finish reason raises LinkClosed, whatever came before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from attrs import evolve
+
+from engines.credit import Credit
+from engines.pieces import unfinished_bytes
+from engines.port import Continuation, EngineLoad
+from links.port import Link, RejectedStatus
+from protocol.clock import Clock
+from protocol.errors import (
+    BadRequest,
+    Full,
+    LinkClosed,
+    LinkTimeout,
+    MidstreamError,
+    ProtocolError,
+    Unsupported,
+)
+from protocol.openai_upstream import UpstreamDelta, UpstreamPiece, chat_body, completion_body, error_for, parse_chunk
+from protocol.sse import SseParser
+from protocol.text import FinishReason, Message, Sampling, TextCapabilities, TextRequest, Token, Usage
+
+CALL_S = 30.0
+EXTEND_S = 300.0
+BUFFERED_TOKENS = 64
+CONTINUE_FIELDS = {"continue_final_message": True, "add_generation_prompt": False}
+_COUNTING = (Message("user", "Count."), Message("assistant", "One, two, three, four, five,"))
+
+
+class OpenAICompatEngine:
+    """TextEngine over chat and text completions.
+
+    Args:
+        link: its base URL is the server's, without /v1.
+        model: name at the server.
+        continues: whether an answer can be continued; None asks the server at first use (two short requests).
+        context_tokens: what the model's context holds, where the server's model list does not say.
+        max_open: more generations at once are refused with Full.
+        silence_s: longest wait for the next chunk.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        model: str,
+        api_key: str | None = None,
+        *,
+        continues: Literal["text", "no"] | None = None,
+        context_tokens: int = 32_768,
+        max_open: int = 16,
+        silence_s: float = 30.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.model = model
+        self._link = link
+        self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._continues: Literal["text", "no"] | None = continues
+        self._context_tokens = context_tokens
+        self._max_open = max_open
+        self._silence_s = silence_s
+        self._clock = clock
+        self._open: set[CompatContinuation] = set()
+        self._capabilities: TextCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    async def capabilities(self) -> TextCapabilities:
+        async with self._probing:
+            if self._capabilities is None:
+                self._capabilities = await self._probe()
+        return self._capabilities
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
+        if len(self._open) >= self._max_open:
+            raise Full(f"{len(self._open)} requests to {self._link.name} are open", retry_after_s=1.0)
+        if request.sampling.grammar:
+            raise Unsupported("grammars cannot be sent to this server", field="grammar")
+        continuation = CompatContinuation(self, request)
+        self._open.add(continuation)
+        try:
+            await continuation.prefill(deadline_s)
+        except BaseException:
+            await continuation.close()
+            raise
+        return continuation
+
+    async def tokenize(self, data: bytes) -> tuple[int, ...]:
+        raise Unsupported("this server does not share its tokenizer", next_step="count with another engine")
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        answer = await self._call("/v1/embeddings", {"model": self.model, "input": list(texts)})
+        try:
+            return [tuple(float(value) for value in one["embedding"]) for one in answer["data"]]
+        except (KeyError, TypeError, ValueError) as err:
+            raise ProtocolError(f"{self._link.name} sent embeddings that are none", field="data") from err
+
+    def load(self) -> EngineLoad:
+        running = len(self._open)
+        return EngineLoad(running, 0, 1.0 if running >= self._max_open else 0.0)
+
+    async def close(self) -> None:
+        for continuation in tuple(self._open):
+            await continuation.close()
+
+    def forget(self, continuation: CompatContinuation) -> None:
+        """A continuation closed itself."""
+        self._open.discard(continuation)
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    async def body(self, request: TextRequest, prefix: Sequence[Token]) -> tuple[str, bytes]:
+        """Path and body of one streamed request. Raises Unsupported when an answer cannot be continued there."""
+        left = max(1, request.sampling.max_tokens - len(prefix))
+        sampling = evolve(request.sampling, max_tokens=left)
+        answer = _text(prefix)
+        if isinstance(request.prompt, str):
+            return "/v1/completions", completion_body(self.model, request.prompt + answer, sampling)
+        messages = [part for part in request.prompt if isinstance(part, Message)]
+        if not messages:
+            ids = [part for part in request.prompt if isinstance(part, int)]
+            if answer:
+                raise Unsupported("a prompt of ids cannot be continued by text", field="prefix")
+            return "/v1/completions", completion_body(self.model, ids, sampling)
+        if not answer:
+            return "/v1/chat/completions", chat_body(self.model, messages, sampling)
+        if (await self.capabilities()).continues == "no":
+            raise Unsupported(f"{self._link.name} cannot continue an answer", next_step="start the answer there")
+        messages = [*messages, Message("assistant", answer)]
+        return "/v1/chat/completions", chat_body(self.model, messages, sampling, extra=CONTINUE_FIELDS)
+
+    async def deltas(self, path: str, body: bytes) -> AsyncIterator[UpstreamDelta]:
+        """Chunks of one stream until [DONE] or its end."""
+        parser = SseParser()
+        try:
+            async with aclosing(self._link.lines(path, self._headers, body, self._silence_s)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    for event in parser.feed(chunk):
+                        if event.done:
+                            return
+                        yield parse_chunk(event.data)
+        except RejectedStatus as err:
+            raise error_for(err.status, err.headers, err.body) from err
+
+    async def _call(self, path: str, body: dict[str, Any] | None) -> Any:
+        method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
+        reply = await self._link.exchange(path, self._headers, data, CALL_S, method)
+        if reply.status > 399:
+            raise error_for(reply.status, reply.headers, reply.body)
+        try:
+            return json.loads(reply.body)
+        except ValueError as err:
+            raise ProtocolError(f"{self._link.name} sent something that is not JSON", field="body") from err
+
+    async def _probe(self) -> TextCapabilities:
+        continues, logprobs = self._continues, False
+        try:
+            plain = await self._short(logprobs=True)
+            logprobs = bool(plain.pieces)
+        except (BadRequest, Unsupported):
+            plain = await self._short(logprobs=False)
+        if continues is None:
+            continues = await self._probe_continuing(plain)
+        return TextCapabilities(
+            vocabulary=None,
+            template=None,
+            context_tokens=await self._probe_context(),
+            continues=continues,
+            grammar=False,
+            logprobs=logprobs,
+            embeds=False,
+        )
+
+    async def _probe_continuing(self, plain: UpstreamDelta) -> Literal["text", "no"]:
+        """A continued turn has fewer prompt tokens than a new one, or counts on; an ignored wish does neither."""
+        try:
+            continued = await self._short(extra=CONTINUE_FIELDS)
+        except MidstreamError as err:
+            if isinstance(err, Full | LinkClosed | LinkTimeout):
+                raise
+            return "no"
+        if plain.usage and continued.usage and continued.usage.prompt_tokens < plain.usage.prompt_tokens:
+            return "text"
+        return "text" if continued.text.strip().lower().startswith("six") else "no"
+
+    async def _short(self, *, logprobs: bool = False, extra: dict[str, Any] | None = None) -> UpstreamDelta:
+        sampling = Sampling(max_tokens=2, logprobs=1 if logprobs else 0)
+        body = chat_body(self.model, _COUNTING, sampling, stream=False, extra=extra)
+        reply = await self._link.exchange("/v1/chat/completions", self._headers, body, CALL_S)
+        if reply.status > 399:
+            raise error_for(reply.status, reply.headers, reply.body)
+        return parse_chunk(reply.body)
+
+    async def _probe_context(self) -> int:
+        try:
+            listed = (await self._call("/v1/models", None))["data"]
+            mine = next(one for one in listed if one.get("id") == self.model)
+            found = mine.get("max_model_len") or mine.get("context_window") or (mine.get("meta") or {}).get("n_ctx")
+            return int(found) if found else self._context_tokens
+        except (MidstreamError, KeyError, TypeError, ValueError, AttributeError, StopIteration):
+            return self._context_tokens
+
+
+class CompatContinuation:
+    """One stream of an OpenAI-compatible server; `prefill()` comes first."""
+
+    def __init__(self, engine: OpenAICompatEngine, request: TextRequest) -> None:
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.usage: Usage | None = None
+        self._engine = engine
+        self._request = request
+        self._prefix = list(request.prefix)
+        self._next = len(request.prefix)
+        self._tokens_ready: deque[Token] = deque()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+        self._failure: MidstreamError | None = None
+        self._ended = False
+        self._credit: Credit | None = None
+        self._closed = False
+
+    async def prefill(self, deadline_s: float) -> None:
+        """Open the stream and wait for its first content."""
+        self._next = len(self._prefix)
+        try:
+            async with asyncio.timeout(deadline_s):
+                if self._next < self._request.sampling.max_tokens:
+                    path, body = await self._engine.body(self._request, self._prefix)
+                    self._pump = asyncio.create_task(self._run(path, body), name="openai-compat")
+                    await self._wait()
+                else:
+                    self._end("length")
+        except TimeoutError as err:
+            raise LinkTimeout(f"no content within {deadline_s:.1f} s") from err
+        if self._failure is not None:
+            raise self._failure
+
+    async def extend(self, tokens: Sequence[Token]) -> None:
+        if self._credit is not None:
+            raise RuntimeError("extend() after start()")
+        await self._halt()
+        self._tokens_ready.clear()
+        self._failure, self._ended = None, False
+        self._prefix.extend(tokens)
+        await self.prefill(EXTEND_S)
+
+    def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
+        if self._credit is not None:
+            raise RuntimeError("start() is called once")
+        if at != len(self._prefix):
+            raise BadRequest(f"start at {at}, but the prefix has {len(self._prefix)} tokens", field="at")
+        self._credit = Credit(at, ahead_tokens)
+        return self._tokens(self._credit)
+
+    def acknowledge(self, index: int) -> None:
+        if self._credit is not None:
+            self._credit.acknowledge(index)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._tokens_ready.clear()
+        if self._credit is not None:
+            self._credit.close()
+        await self._halt()
+        self._news.set()
+        self._engine.forget(self)
+
+    async def _tokens(self, credit: Credit) -> AsyncIterator[Token]:
+        try:
+            while not self._closed:
+                await self._wait()
+                if not self._tokens_ready:
+                    if self._failure is not None:
+                        raise self._failure
+                    return
+                await credit.wait(self._tokens_ready[0].index)
+                if not self._tokens_ready:
+                    return
+                token = self._tokens_ready.popleft()
+                self._room.set()
+                yield token
+                if token.finish is not None:
+                    return
+        finally:
+            await self.close()
+
+    async def _wait(self) -> None:
+        while not (self._tokens_ready or self._failure or self._ended or self._closed):
+            self._news.clear()
+            await self._news.wait()
+
+    async def _halt(self) -> None:
+        pump, self._pump = self._pump, None
+        if pump is not None and not pump.done():
+            pump.cancel()
+            await asyncio.wait([pump])
+
+    async def _run(self, path: str, body: bytes) -> None:
+        finish: FinishReason | None = None
+        try:
+            async with aclosing(self._engine.deltas(path, body)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    if delta.usage is not None:
+                        self._count(delta.usage)
+                    finish = finish or delta.finish
+                    for piece in _pieces(delta):
+                        await self._add(piece)
+        except LinkClosed as err:
+            # After the finish reason only usage and [DONE] are missing.
+            self._failure = None if finish else err
+        except MidstreamError as err:
+            self._failure = err
+        if finish is not None:
+            self._end(finish)
+        elif self._failure is None:
+            self._failure = LinkClosed("the server ended the stream without a finish reason")
+        self._news.set()
+
+    async def _add(self, piece: UpstreamPiece) -> None:
+        while len(self._tokens_ready) >= BUFFERED_TOKENS:
+            self._room.clear()
+            await self._room.wait()
+        self._tokens_ready.append(
+            Token(
+                index=self._next,
+                id=None,
+                data=piece.data,
+                logprob=piece.logprob,
+                at_s=self._engine.clock(),
+                alternatives=piece.alternatives if self._request.sampling.logprobs else (),
+            )
+        )
+        self._next += 1
+        self._news.set()
+
+    def _end(self, finish: FinishReason) -> None:
+        self._ended = True
+        mark = Token(index=self._next, id=None, data=b"", finish=finish, at_s=self._engine.clock())
+        self._tokens_ready.append(mark)
+        self._news.set()
+
+    def _count(self, usage: Usage) -> None:
+        self.usage = usage
+        self.prompt_tokens, self.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+
+
+def _pieces(delta: UpstreamDelta) -> Sequence[UpstreamPiece]:
+    """The chunk's tokens when they spell its text, else the text as one token."""
+    if delta.pieces and b"".join(piece.data for piece in delta.pieces).decode("utf-8", "replace") == delta.text:
+        return delta.pieces
+    return (UpstreamPiece(delta.text.encode("utf-8", "replace"), None),) if delta.text else ()
+
+
+def _text(prefix: Sequence[Token]) -> str:
+    data = b"".join(token.data for token in prefix)
+    if unfinished_bytes(data):
+        raise BadRequest("the text ends inside a character", field="prefix", next_step="cut at a character boundary")
+    return data.decode("utf-8", "replace")

@@ -1,0 +1,121 @@
+"""A declared slow-down of a text engine, by real waiting, so that every measured cost includes it.
+
+One machine that plays both a small device and a server uses this, and says the factor wherever it reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from statistics import median
+
+from attrs import evolve
+
+from engines.port import Continuation, EngineLoad, TextEngine
+from protocol.clock import Clock
+from protocol.text import TextCapabilities, TextRequest, Token
+
+CLIP_RATIO = 3.0
+"""A token counts as at most this many median tokens, so that a pause for credit is not slowed down too."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class SlowedTextEngine:
+    """Prefill and each token of `engine` take `factor` (at least 1) times as long."""
+
+    def __init__(
+        self, engine: TextEngine, factor: float, *, clock: Clock = time.monotonic, sleep: Sleep = asyncio.sleep
+    ) -> None:
+        if factor < 1:
+            raise ValueError("a slow-down factor is at least 1")
+        self.factor = factor
+        self.clock = clock
+        self._engine = engine
+        self._sleep = sleep
+
+    async def capabilities(self) -> TextCapabilities:
+        return await self._engine.capabilities()
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
+        # What loads or probes the model at first use is not prefill.
+        await self._engine.capabilities()
+        began_s = self.clock()
+        inner = await self._engine.prepare(request, deadline_s)
+        try:
+            await self.linger(self.clock() - began_s)
+        except BaseException:
+            await inner.close()
+            raise
+        return SlowedContinuation(self, inner)
+
+    async def tokenize(self, data: bytes) -> tuple[int, ...]:
+        return await self._engine.tokenize(data)
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        return await self._engine.embed(texts)
+
+    def load(self) -> EngineLoad:
+        load = self._engine.load()
+        return evolve(load, wait_s=load.wait_s * self.factor)
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    async def linger(self, seconds: float) -> None:
+        """Wait for what work of `seconds` takes longer here."""
+        await self._sleep(max(0.0, seconds) * (self.factor - 1))
+
+    async def wait_until(self, at_s: float) -> None:
+        """Wait for a moment of the clock."""
+        if (left_s := at_s - self.clock()) > 0:
+            await self._sleep(left_s)
+
+
+class SlowedContinuation:
+    """Hands each token out when a machine `factor` times slower would have made it."""
+
+    def __init__(self, engine: SlowedTextEngine, inner: Continuation) -> None:
+        self._engine = engine
+        self._inner = inner
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._inner.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._inner.cached_tokens
+
+    async def extend(self, tokens: Sequence[Token]) -> None:
+        began_s = self._engine.clock()
+        await self._inner.extend(tokens)
+        await self._engine.linger(self._engine.clock() - began_s)
+
+    def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
+        return self._slowed(self._inner.start(at, ahead_tokens))
+
+    def acknowledge(self, index: int) -> None:
+        self._inner.acknowledge(index)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _slowed(self, tokens: AsyncIterator[Token]) -> AsyncIterator[Token]:
+        engine = self._engine
+        gaps: deque[float] = deque(maxlen=31)
+        made_s = due_s = engine.clock()
+        try:
+            async for token in tokens:
+                now_s = token.at_s or engine.clock()
+                # A pure end mark of a full answer is no work.
+                gap_s = max(0.0, now_s - made_s) if token.data or token.id is not None else 0.0
+                gaps.append(gap_s)
+                due_s = max(due_s, made_s) + min(gap_s, CLIP_RATIO * median(gaps)) * engine.factor
+                made_s = now_s
+                await engine.wait_until(due_s)
+                yield evolve(token, at_s=engine.clock())
+        finally:
+            await self._inner.close()
