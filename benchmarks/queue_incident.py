@@ -17,7 +17,7 @@ import statistics
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from engines.port import TensorModel
 from engines.store import default_store
 from links.http import HttpLink
 from links.http_server import RunningServer, serve
+from links.lane import ReaderLane
 from links.port import FrameRoute, FrameStream, Request
 from protocol.errors import Full
 from protocol.tensors import Tensor
@@ -45,10 +46,6 @@ ANSWER_BYTES = 16 << 10
 INTERACTIVE_PER_S = 20.0
 WARM_UP_S = 1.0
 PATH = "/answers"
-END = b""
-
-
-Connect = Callable[[], Coroutine[Any, Any, tuple[FrameStream, Callable[[], Coroutine[Any, Any, None]]]]]
 
 
 @frozen
@@ -111,14 +108,14 @@ def choose_input(model: TensorModel) -> tuple[Tensor, float]:
     return tensor, seconds
 
 
-def measure(work: Callable[[], object], runs: int = 9) -> float:
-    """Median seconds of one run, after two to warm up."""
+def measure(work: Callable[[], object], runs: int = 12) -> float:
+    """Seconds of one run that nothing disturbs: the least of some, after two to warm up."""
     seconds: list[float] = []
     for _ in range(runs + 2):
         began_s = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - began_s)
-    return statistics.median(seconds[2:])
+    return min(seconds[2:])
 
 
 async def incident(model: TensorModel, tensor: Tensor, *, bounded: bool) -> Outcome:
@@ -129,7 +126,7 @@ async def incident(model: TensorModel, tensor: Tensor, *, bounded: bool) -> Outc
     burst = asyncio.Event()
     server = await _serve_answers(burst)
     lane = _lane(server.port, executor, model, tensor, tally)
-    lane.start()
+    await asyncio.to_thread(lane.start)
     stop = asyncio.Event()
     arrivals = asyncio.create_task(_arrive(executor, lambda: model.run((tensor,)), user, stop, tally))
     try:
@@ -168,49 +165,28 @@ async def _serve_answers(burst: asyncio.Event) -> RunningServer:
         filler = bytes(ANSWER_BYTES - 4)
         for index in range(ANSWERS):
             await stream.send(struct.pack("<I", index) + filler)
-        await stream.send(END)
         await stream.receive()
 
     return await serve([], [FrameRoute(PATH, answer)], host="127.0.0.1", port=0)
 
 
 def _lane(port: int, executor: BoundedExecutor, model: TensorModel, tensor: Tensor, tally: _Tally) -> ReaderLane:
-    """The link's reader in its own thread: every answer becomes work, here if the queue is full."""
+    """The link's reader in its own thread: every answer becomes work, the reader's own if the queue is full."""
+    links: list[HttpLink] = []
+
+    async def connect() -> FrameStream:
+        links.append(HttpLink("incident", f"http://127.0.0.1:{port}"))
+        return await links[0].open(PATH)
+
+    async def disconnect() -> None:
+        for link in links:
+            await link.close()
 
     def take(frame: bytes) -> None:
         (index,) = struct.unpack_from("<I", frame)
-        executor.submit(_work, model, tensor, index, tally, on_done=lambda _, error: _check(error))
+        executor.submit(_work, model, tensor, index, tally, on_done=lambda _, error: _check(error), lane=True)
 
-    return ReaderLane("link-reader", lambda: _connect(port), take)
-
-
-class ReaderLane:
-    """Reads one link in a thread of its own; nothing is read while `take` runs."""
-
-    def __init__(self, name: str, connect: Connect, take: Callable[[bytes], None]) -> None:
-        self._connect = connect
-        self._take = take
-        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._thread.join()
-
-    def _read(self) -> None:
-        with asyncio.Runner() as runner:
-            stream, close = runner.run(self._connect())
-            # Between two runs the lane's loop stands still, so the thread may block: the link is not read meanwhile.
-            while frame := runner.run(stream.receive()):
-                self._take(frame)
-            runner.run(stream.close())
-            runner.run(close())
-
-
-async def _connect(port: int) -> tuple[FrameStream, Callable[[], Coroutine[Any, Any, None]]]:
-    link = HttpLink("incident", f"http://127.0.0.1:{port}")
-    return await link.open(PATH), link.close
+    return ReaderLane(connect, take, after=disconnect, name="link-reader")
 
 
 def _work(model: TensorModel, tensor: Tensor, index: int, tally: _Tally) -> None:

@@ -22,7 +22,7 @@ DATATYPES: Mapping[str, str] = {numpy_name: datatype for datatype, numpy_name in
 
 
 def to_array(tensor: Tensor) -> NDArray[Any]:
-    """A read-only view of the tensor's bytes in its shape; BYTES become an object array of bytes.
+    """A read-only view of the tensor's bytes in its shape; BYTES become an object array of text.
 
     Raises BadRequest when datatype, shape and data do not agree.
     """
@@ -30,7 +30,11 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
 
     check_tensor(tensor)
     if tensor.datatype == "BYTES":
-        elements = elements_of(tensor)
+        # The runtimes take text, not bytes: they would store the Python form of a bytes object.
+        try:
+            elements = [element.decode("utf-8") for element in elements_of(tensor)]
+        except UnicodeDecodeError as err:
+            raise BadRequest("BYTES elements for a model must be UTF-8", field=f"{tensor.name}.data") from err
         array = np.empty(len(elements), dtype=object)
         array[:] = elements
         return array.reshape(tensor.shape)

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -92,6 +93,7 @@ class BoundedExecutor:
         self._running_callers = 0
         self._peak_waiting = 0
         self._closed = False
+        self._served: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
     @property
     def name(self) -> str:
@@ -103,7 +105,8 @@ class BoundedExecutor:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        """Work that no free worker is about to take."""
+        return max(0, len(self._queue) - (self._workers - self._running_here))
 
     @property
     def running(self) -> int:
@@ -147,6 +150,7 @@ class BoundedExecutor:
     async def run_timed(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, Ticket]:
         """As `run`, with the ticket that knows how long the work waited and ran."""
         loop = asyncio.get_running_loop()
+        self._served.add(loop)
         done: asyncio.Future[T] = loop.create_future()
 
         def tell(result: T, error: BaseException | None) -> None:
@@ -162,12 +166,13 @@ class BoundedExecutor:
         finally:
             self.cancel(ticket)
 
-    def call(self, fn: Callable[..., T], *args: Any, when_full: WhenFull = "caller_runs") -> T:
+    def call(self, fn: Callable[..., T], *args: Any, when_full: WhenFull = "caller_runs", lane: bool = False) -> T:
         """Run `fn` and return its result; from a foreign thread, never from an event loop's (RuntimeError).
 
         when_full: `caller_runs` runs it in this thread, `refuse` raises Full, `wait` waits for room.
+        lane: this thread runs an event loop that reads one link and serves nothing else; blocking it is back-pressure.
         """
-        self._must_be_foreign()
+        self._must_be_foreign(lane)
         box: list[tuple[Any, BaseException | None]] = []
         finished = threading.Event()
 
@@ -175,7 +180,7 @@ class BoundedExecutor:
             box.append((result, error))
             finished.set()
 
-        self.submit(fn, *args, on_done=keep, when_full=when_full)
+        self.submit(fn, *args, on_done=keep, when_full=when_full, lane=lane)
         finished.wait()
         result, error = box[0]
         if error is not None:
@@ -188,10 +193,14 @@ class BoundedExecutor:
         *args: Any,
         on_done: OnDone,
         when_full: WhenFull = "caller_runs",
+        lane: bool = False,
     ) -> Ticket:
-        """Hand in `fn` and be told by `on_done`; from a foreign thread, except with `refuse`, which never blocks."""
+        """Hand in `fn` and be told by `on_done`; from a foreign thread, except with `refuse`, which never blocks.
+
+        lane: see `call`.
+        """
         if when_full != "refuse":
-            self._must_be_foreign()
+            self._must_be_foreign(lane)
         ticket = Ticket(fn=lambda: fn(*args), on_done=on_done, arrived_s=self._clock())
         self._admit(ticket, when_full)
         return ticket
@@ -248,7 +257,7 @@ class BoundedExecutor:
 
     def _enqueue(self, ticket: Ticket) -> None:
         self._queue.append(ticket)
-        self._peak_waiting = max(self._peak_waiting, len(self._queue))
+        self._peak_waiting = max(self._peak_waiting, self.waiting)
         if len(self._threads) < self._workers and self._running_here + len(self._queue) > len(self._threads):
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
@@ -299,7 +308,8 @@ class BoundedExecutor:
             _log.exception("%s: a callback failed", self._name)
 
     def _load(self) -> Load:
-        return Load(waiting=len(self._queue), running=self._running_here, workers=self._workers)
+        handed_in = len(self._queue) + self._running_here
+        return Load(waiting=self.waiting, running=min(handed_in, self._workers), workers=self._workers)
 
     def _sample(
         self,
@@ -321,14 +331,17 @@ class BoundedExecutor:
             )
         )
 
-    def _must_be_foreign(self) -> None:
+    def _must_be_foreign(self, lane: bool) -> None:
         if threading.current_thread() in self._threads:
             raise RuntimeError(f"{self._name}: work may not hand in more work and wait for it: the queue could lock up")
         try:
-            asyncio.get_running_loop()
+            loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        raise RuntimeError(f"{self._name}: the event loop must await run(); a blocking call would stop every request")
+        if not lane or loop in self._served:
+            raise RuntimeError(
+                f"{self._name}: the event loop must await run(); a blocking call would stop every request"
+            )
 
     def _closing(self) -> EngineError:
         return EngineError(f"{self._name} is closed", next_step="send the request to another target")

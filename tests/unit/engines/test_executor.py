@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engines.executor import BoundedExecutor
+from engines.executor import BoundedExecutor, OnDone
 from protocol.errors import BadRequest, EngineError, Full
 from protocol.events import QueueSampled, RecordingEmit
 
@@ -104,8 +104,28 @@ async def test_a_blocking_call_on_the_event_loop_is_a_bug(executor: BoundedExecu
         executor.submit(int, on_done=lambda result, error: None)
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
-    executor.submit(int, on_done=lambda *_: loop.call_soon_threadsafe(done.set) and None, when_full="refuse")
+
+    def tell() -> None:
+        loop.call_soon_threadsafe(done.set)
+
+    executor.submit(int, on_done=lambda *_: tell(), when_full="refuse")
     await asyncio.wait_for(done.wait(), 5)
+
+
+async def test_a_lane_may_block_its_own_loop_but_not_one_that_awaits_runs(
+    executor: BoundedExecutor, gate: Gate
+) -> None:
+    tasks = await fill(executor, gate)
+
+    async def lane() -> str:
+        return executor.call(lambda: threading.current_thread().name, lane=True)
+
+    ran_in = await asyncio.to_thread(asyncio.run, lane())
+    assert not ran_in.startswith("test-")
+    with pytest.raises(RuntimeError, match="event loop"):
+        await lane()
+    gate.open.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_work_that_hands_in_work_and_waits_is_a_bug(executor: BoundedExecutor) -> None:
@@ -120,7 +140,7 @@ async def test_cancelled_waiting_work_never_runs(executor: BoundedExecutor, gate
     assert tasks[2].cancelled()
     assert executor.waiting == 1
     gate.open.set()
-    assert await asyncio.gather(tasks[0], tasks[1], tasks[3]) == [0, 1, 3]
+    assert await asyncio.gather(*tasks[:2], tasks[3]) == [0, 1, 3]
     assert 2 not in gate.started
 
 
@@ -190,7 +210,7 @@ def test_events_and_metrics_tell_the_same(gate: Gate) -> None:
     try:
         done = [threading.Event() for _ in range(2)]
         for n, event in enumerate(done):
-            executor.submit(gate.work, n, on_done=lambda result, error, e=event: e.set())
+            executor.submit(gate.work, n, on_done=setter(event))
             gate.until_started(1)
         with pytest.raises(Full):
             executor.call(int, when_full="refuse")
@@ -247,6 +267,13 @@ async def test_cancelling_at_any_moment_loses_no_worker() -> None:
     assert await asyncio.gather(*(executor.run(int, str(n)) for n in range(20))) == list(range(20))
     executor.close()
     assert (executor.running, executor.waiting) == (0, 0)
+
+
+def setter(event: threading.Event) -> OnDone:
+    def done(result: Any, error: BaseException | None) -> None:
+        event.set()
+
+    return done
 
 
 def run_all(threads: list[threading.Thread]) -> None:
