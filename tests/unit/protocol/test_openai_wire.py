@@ -182,9 +182,14 @@ class TestUpstream:
     @pytest.mark.parametrize(
         "data",
         [
-         '{"choices":[]}', "{}", '{"choices":null}', '{"choices":[{"delta":{}}]}', '{"choices":[{"delta":{"content":null}}]}',
-         '{"choices":[{"finish_reason":"","delta":{"content":3},"logprobs":{"content":[1,{"token":2}]}}],"usage":{"x":1}}'],
-    )  # fmt: skip
+            '{"choices":[]}',
+            "{}",
+            '{"choices":null}',
+            '{"choices":[{"delta":{}}]}',
+            '{"choices":[{"delta":{"content":null}}]}',
+            '{"choices":[{"finish_reason":"","delta":{"content":3},"logprobs":{"content":[1,{"token":2}]}}],"usage":{"x":1}}',
+        ],
+    )
     def test_chunks_that_say_little(self, data: str) -> None:
         assert parse_chunk(data).text == ""
 
