@@ -196,7 +196,11 @@ class _SameSafety(urllib.request.HTTPRedirectHandler):
     """Follows redirects only to addresses that would have been taken in the first place."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
-        check_url(newurl)
+        try:
+            check_url(newurl)
+        except ConfigError:
+            fp.close()
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
