@@ -37,6 +37,8 @@ log = logging.getLogger("midstream.coordinator.broker")
 MAX_CONNECTIONS = 1_000
 CONNECT_WAIT_S = 10.0
 HANDSHAKE_WAIT_S = 10.0
+CLOSE_WAIT_S = 2.0
+HANDSHAKE_GRACE_S = 0.05
 SESSION_KEPT_S = 86_400
 SILENCE_CHECK_S = 1.0
 _LISTENER = "default"
@@ -86,6 +88,7 @@ class EmbeddedBroker:
         self._broker: Any = None
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._closing = False
         self.port = 0
 
     @property
@@ -109,18 +112,23 @@ class EmbeddedBroker:
         """End every session (their wills are not sent: the broker itself goes)."""
         if self._server is None:
             return
+        self._closing = True
         self._server.close()
-        await self._broker.shutdown()
         tasks = [task for task in self._open.values() if task is not None]
         for writer in list(self._open):
             writer.transport.abort()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_WAIT_S)
+        await self._broker.shutdown()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # Handshakes under way have no protocol yet that could be told; they see their client go, or time out.
+        await asyncio.sleep(HANDSHAKE_GRACE_S)
         self._server = None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= MAX_CONNECTIONS:
+        if self._closing or len(self._open) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
         self._open[writer] = asyncio.current_task()

@@ -26,10 +26,9 @@ from cloud_stub.http import assemble, member_routes, open_routes
 from cloud_stub.join_secrets import JoinSecrets
 from cloud_stub.publishing import Publisher
 from cloud_stub.registry import DeviceRegistry, OpenedRegistry, open_registry
-from cloud_stub.tails import TailHouse
+from cloud_stub.tails import ServedStore, TailHouse
 from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
-from engines.store import ModelStore
 from links.http_server import RunningServer, serve
 from links.mdns import ZeroconfBrowser
 from links.mqtt import MqttChannel
@@ -154,13 +153,13 @@ class CoordinatorHouse:
 
     def _open_ways(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
-        self.store = ModelStore(config.models_dir, load_catalogue())
-        engines, why = open_engines(config, self.store, self._wanted)
+        self.store = ServedStore(config.models_dir, load_catalogue(), self._wanted)
+        engines, why = open_engines(config, self.store)
         if why:
             self.notes.append(f"text is not served: {why}")
         self.text = TextHouse(engines)
         stack.push_async_callback(self.text.close)
-        self.tails = TailHouse(config, self.store, self._wanted, self.metrics, self._on_bundle)
+        self.tails = TailHouse(config, self.store, self.metrics, self._on_bundle)
         stack.push_async_callback(self.tails.close)
         self.notes += self._missing()
 
@@ -261,7 +260,7 @@ class CoordinatorHouse:
         return device is None or not device.revoked
 
     def _wanted(self, name: str) -> bool:
-        return not self.config.models or name in self.config.models
+        return not self.config.models or name in (*self.config.models, *self.config.bundles)
 
     def _missing(self) -> list[str]:
         here = {stored.entry.name for stored in self.store.list() if stored.path is not None}

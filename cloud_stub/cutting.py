@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,11 @@ class CutJob:
 
 @define(eq=False)
 class Cutter:
-    """Runs the jobs in order. `state` tells of each model; `on_ready` is called with a finished model's name."""
+    """Runs the jobs in order. `state` tells of each model; `on_ready` is awaited with a finished model's name."""
 
     out_dir: Path
     jobs: Sequence[CutJob]
-    on_ready: Callable[[str], None]
+    on_ready: Callable[[str], Awaitable[None]]
     threads: int = 0
     state: dict[str, str] = field(factory=dict)
 
@@ -85,7 +85,7 @@ class Cutter:
         if "cuts" in last and code == 0:
             self.state[name] = "ready"
             log.info("%s: bundle with %s cuts is ready", name, last["cuts"])
-            self.on_ready(name)
+            await self.on_ready(name)
         else:
             self._failed(job, str(last.get("error") or f"the process ended with {code}"))
 

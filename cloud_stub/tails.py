@@ -2,56 +2,110 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from cloud_stub.bundles import BundleShelf
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.cutting import CutJob, Cutter
-from engines.store import ModelStore
+from engines.executor import BoundedExecutor
+from engines.local import LocalEndpoint
+from engines.pool import ModelPool
+from engines.port import TensorRuntime
+from engines.registry import engine_class, installed_engines
+from engines.store import ModelStore, Stored
 from links.port import Mount
 from protocol.events import Emit
+from protocol.models import CatalogueEntry
+from split_models.mount import ServerWay, SplitPorts, SplitSettings
+
+log = logging.getLogger("midstream.coordinator.tails")
+
+WAIT_TARGET_S = 1.0
+"""A device has other arms: it is told to use them rather than to wait for longer than this."""
+
+LEAST_BUDGET_BYTES = 512 << 20
+
+
+class ServedStore(ModelStore):
+    """The store as this coordinator shows it: models that are not wanted are not listed."""
+
+    def __init__(self, root: Path, catalogue: dict[str, CatalogueEntry], wanted: Callable[[str], bool]) -> None:
+        super().__init__(root, catalogue)
+        self._wanted = wanted
+
+    def list(self) -> tuple[Stored, ...]:
+        """Wanted models with where they are, by name."""
+        return tuple(stored for stored in super().list() if self._wanted(stored.entry.name))
 
 
 class TailHouse:
-    """Holds the pool, the executor and the mount of the tensor way."""
+    """Holds the pool, the executors and the mount of the tensor way.
+
+    on_bundle: told of each model whose bundle is served from now on.
+    """
 
     def __init__(
-        self,
-        config: CoordinatorConfig,
-        store: ModelStore,
-        wanted: Callable[[str], bool],
-        emit: Emit,
-        on_bundle: Callable[[str], None],
+        self, config: CoordinatorConfig, store: ServedStore, emit: Emit, on_bundle: Callable[[str], None]
     ) -> None:
-        self._config = config
-        self._store = store
-        self._wanted = wanted
-        self._emit = emit
+        threads = config.tensor_threads or 1
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._runs = BoundedExecutor(
+            "tails", max(1, cores // threads), WAIT_TARGET_S, emit=emit, threads_per_run=threads
+        )
+        self._images = BoundedExecutor("images", max(1, cores // 2), WAIT_TARGET_S, emit=emit)
+        self._local = LocalEndpoint(store, ModelPool(_budget_bytes()), self._runs, _runtimes(), threads=threads)
         self._on_bundle = on_bundle
-        self.bundles_dir = config.state_dir / "bundles"
-        self.cutter = Cutter(self.bundles_dir, self._jobs(), self._ready, config.tensor_threads)
-        self.shelf = BundleShelf(self.bundles_dir, lambda: dict(self.cutter.state))
-        self.mount = Mount((), (), self._nothing, self._nothing)
+        bundles_dir = config.state_dir / "bundles"
+        ports = SplitPorts(local=self._local, store=store, compute=self._images, emit=emit)
+        self._way = ServerWay(SplitSettings(bundle_root=bundles_dir), ports)
+        self.cutter = Cutter(bundles_dir, _jobs(config, store), self._ready, config.tensor_threads)
+        self.shelf = BundleShelf(bundles_dir, lambda: dict(self.cutter.state))
 
-    async def _nothing(self) -> None:
-        return None
+    @property
+    def mount(self) -> Mount:
+        return self._way.mount
 
     async def prepare(self) -> None:
+        """Cut what is to be cut; every finished bundle is served at once."""
         await self.cutter.run()
 
     async def close(self) -> None:
-        return None
+        """After the mount was stopped."""
+        await self._local.close()
+        await asyncio.to_thread(self._runs.close)
+        await asyncio.to_thread(self._images.close)
 
-    def _ready(self, model: str) -> None:
+    async def _ready(self, model: str) -> None:
+        await self._way.refresh(model)
         self._on_bundle(model)
 
-    def _jobs(self) -> list[CutJob]:
-        if not self._config.cut:
-            return []
-        found = []
-        for stored in self._store.list():
-            entry = stored.entry
-            named = entry.name in self._config.bundles if self._config.bundles else self._wanted(entry.name)
-            if stored.path is not None and named and entry.recipe and entry.format == "onnx":
-                found.append(CutJob(entry, stored.path))
-        return found
+
+def _jobs(config: CoordinatorConfig, store: ModelStore) -> list[CutJob]:
+    """Pulled ONNX models with a recipe, those named in `bundles` or else all of them."""
+    if not config.cut:
+        return []
+    found = []
+    for stored in store.list():
+        entry = stored.entry
+        named = not config.bundles or entry.name in config.bundles
+        if stored.path is not None and named and entry.recipe and entry.format == "onnx":
+            found.append(CutJob(entry, stored.path))
+    return found
+
+
+def _runtimes() -> dict[str, TensorRuntime]:
+    """Runtimes of the installed engines, by format; none of their libraries is loaded yet."""
+    installed = installed_engines()
+    found: dict[str, Any] = {name: engine_class(name)() for name in ("onnx", "tflite") if name in installed}
+    return found
+
+
+def _budget_bytes() -> int:
+    """Half of this machine's memory for tensor models; text engines live in processes of their own."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return max(LEAST_BUDGET_BYTES, physical // 2)

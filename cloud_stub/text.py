@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cloud_stub.access import bearer
 from cloud_stub.config import CoordinatorConfig
@@ -88,13 +88,9 @@ def owner_of(request: Request) -> str:
     return "key:" + hashlib.sha256((bearer(request) or "").encode()).hexdigest()[:16]
 
 
-def open_engines(
-    config: CoordinatorConfig, store: ModelStore, wanted: Callable[[str], bool]
-) -> tuple[dict[str, TextEngine], str]:
-    """Engines for the pulled GGUF models that are wanted, and why there are none (empty when there are)."""
-    entries = [
-        s.entry for s in store.list() if s.path is not None and s.entry.format == "gguf" and wanted(s.entry.name)
-    ]
+def open_engines(config: CoordinatorConfig, store: ModelStore) -> tuple[dict[str, TextEngine], str]:
+    """Engines for the pulled GGUF models that the store lists, and why there are none (empty when there are)."""
+    entries = [s.entry for s in store.list() if s.path is not None and s.entry.format == "gguf"]
     if config.text_engine == "none":
         return {}, "text is switched off"
     if not entries:

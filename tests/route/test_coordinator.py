@@ -1,0 +1,338 @@
+"""A whole coordinator: joining, mutual TLS, who may call what, the real agent, policy, faults, the command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from cloud_stub import cli
+from cloud_stub.admin_client import AdminClient
+from cloud_stub.compose import CoordinatorHouse
+from cloud_stub.config import CoordinatorConfig
+from links.http import HttpLink
+from links.port import Reply
+from links.tls import client_context, fetch_peer_certificate
+from protocol.decode import decode, encode
+from protocol.documents import JoinAnswer, JoinRequest
+from protocol.errors import BadRequest, ConfigError, LinkError, NotFound
+from protocol.trust import decode_join
+from tests.conftest import ROOT
+from tests.unit.agent.houses import RunningHouse, config_for
+from tests.unit.cloud_stub.device_side import DeviceKey, new_device
+
+JSON = {"content-type": "application/json"}
+
+
+def settings(folder: Path, **changes: Any) -> CoordinatorConfig:
+    """Loopback, free ports, no models, no mDNS."""
+    values: dict[str, Any] = {
+        "state_dir": folder / "coordinator", "models_dir": folder / "models", "host": "127.0.0.1", "port": 0,
+        "broker_port": 0, "mdns": False, "text_engine": "none",
+    }  # fmt: skip
+    return CoordinatorConfig(**(values | changes))
+
+
+@define(eq=False)
+class Running:
+    """A started coordinator and the links that a test opened to it."""
+
+    house: CoordinatorHouse
+    folder: Path
+    records: list[dict[str, Any]]
+    links: list[HttpLink] = field(factory=list)
+
+    def link(self, files: tuple[Path, Path] | None = None, key: str | None = None) -> HttpLink:
+        context = client_context(self.house.authority.ca_pem, *(files or (None, None)))
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        link = HttpLink("c", f"https://127.0.0.1:{self.house.port}", ssl=context, headers=headers)
+        self.links.append(link)
+        return link
+
+    async def get(self, path: str, **who: Any) -> Reply:
+        return await self.link(**who).exchange(path, {}, b"", 5, method="GET")
+
+    async def join(self, device: DeviceKey, secret: str | None = None) -> Reply:
+        if secret is None:
+            secret = decode_join(self.house.join_string()).secret
+        request = JoinRequest(secret=secret, device_id=device.device_id, csr_pem=device.csr_pem)
+        return await self.link().exchange("/midstream/v1/join", JSON, encode(request), 5)
+
+    async def member(self, device_id: str = "pi-1") -> tuple[Path, Path]:
+        """Certificate and key files of a device that has joined."""
+        device = new_device(device_id)
+        reply = await self.join(device)
+        assert reply.status == 200, reply.body
+        return device.write(self.folder, decode(JoinAnswer, reply.body, what="answer").cert_pem)
+
+    async def close(self) -> None:
+        for link in self.links:
+            await link.close()
+        await self.house.stop()
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, **changes: Any) -> AsyncIterator[Running]:
+    records: list[dict[str, Any]] = []
+    house = CoordinatorHouse(settings(folder, **changes), lambda record: records.append(dict(record)))
+    await house.start()
+    found = Running(house, folder, records)
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+async def test_joining_as_the_join_string_says(tmp_path: Path) -> None:
+    async with running(tmp_path) as coordinator:
+        token = decode_join(coordinator.house.join_string())
+        ca_pem = await fetch_peer_certificate(token.host, token.port, token.ca_fingerprint)
+        assert ca_pem.strip() == coordinator.house.authority.ca_pem.strip()
+        with pytest.raises(LinkError, match="does not show the CA"):
+            await fetch_peer_certificate(token.host, token.port, "0" * 64)
+        device = new_device()
+        answer = decode(JoinAnswer, (await coordinator.join(device, token.secret)).body, what="answer")
+        assert token.policy_key in answer.policy_keys.values()
+        assert answer.broker_port == coordinator.house.broker_port
+        files = device.write(tmp_path, answer.cert_pem)
+        assert (await coordinator.get("/midstream/v1/status", files=files)).status == 200
+        assert (await coordinator.join(device, token.secret)).status == 200, "the same device may ask again"
+        second = await coordinator.join(new_device("pi-2"), token.secret)
+        assert second.status == 403
+        assert b"already used" in second.body
+
+
+async def test_who_may_call_what(tmp_path: Path) -> None:
+    async with running(tmp_path) as coordinator:
+        key = coordinator.house.authority.new_client_key
+        files = await coordinator.member()
+        paths = ("/metrics", "/midstream/v1/status", "/midstream/v1/bundles", "/v1/models", "/v2/health/ready")
+        for path in paths:
+            stranger = await coordinator.get(path)
+            assert stranger.status == 401, path
+            assert stranger.headers["www-authenticate"] == "Bearer"
+            assert (await coordinator.get(path, key="msk-wrong")).status == 401
+            assert (await coordinator.get(path, key=key)).status == 200, path
+            assert (await coordinator.get(path, files=files)).status == 200, path
+        assert (await coordinator.get("/healthz")).status == 200
+        for who in ({}, {"key": key}, {"files": files}):
+            assert (await coordinator.get("/midstream/v1/admin/devices", **who)).status == 401
+        with pytest.raises(LinkError):
+            stream = await coordinator.link().open("/midstream/v1/handoff")
+            await stream.send(b"x")
+            assert await stream.receive() is None
+            raise LinkError("closed before anything was heard")
+
+
+async def test_a_certificate_of_another_fleet_and_a_revoked_one(tmp_path: Path) -> None:
+    async with running(tmp_path / "a") as ours, running(tmp_path / "b") as theirs:
+        foreign = await theirs.member("spy")
+        with pytest.raises(LinkError):
+            await ours.get("/metrics", files=foreign)
+        files = await ours.member()
+        assert (await ours.get("/metrics", files=files)).status == 200
+        client = AdminClient(ours.house.config.state_dir)
+        await client.ask("POST", "/devices/pi-1/revoke")
+        assert (await ours.get("/metrics", files=files)).status == 401
+        with pytest.raises(NotFound):
+            await client.ask("POST", "/devices/pi-7/revoke")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (b"", 400, None), (b"{", 400, None), (b"[]", 400, None), (b'{"secret":"x"}', 400, "device_id"),
+        (b'{"secret":1,"device_id":"a","csr_pem":"x"}', 400, "secret"),
+        (b'{"secret":"x","device_id":"../etc","csr_pem":"x"}', 400, "device_id"),
+        (b'{"secret":"x","device_id":"a","csr_pem":"x"}', 403, "secret"), (b"x" * 20_000, 413, None),
+    ],
+)  # fmt: skip
+async def test_garbage_on_the_join_endpoint(tmp_path: Path, body: bytes, status: int, field: str | None) -> None:
+    async with running(tmp_path) as coordinator:
+        reply = await coordinator.link().exchange("/midstream/v1/join", JSON, body, 5)
+        assert reply.status == status, reply.body
+        error = json.loads(reply.body)["error"]
+        assert error["message"]
+        assert error["field"] == field
+
+
+async def test_guessing_secrets_ends_in_a_wait(tmp_path: Path) -> None:
+    async with running(tmp_path) as coordinator:
+        device = new_device()
+        statuses = [(await coordinator.join(device, f"guess-{n}")).status for n in range(12)]
+        assert statuses[:10] == [403] * 10
+        assert statuses[10:] == [503] * 2
+        assert (await coordinator.join(device)).status == 200
+
+
+async def test_raw_garbage_on_the_tls_port(tmp_path: Path) -> None:
+    async with running(tmp_path) as coordinator:
+        for data in (b"\x16\x03\x01" + b"\xff" * 50, b"GET / HTTP/1.0\r\n\r\n", b"\x00" * 100):
+            reader, writer = await asyncio.open_connection("127.0.0.1", coordinator.house.port)
+            writer.write(data)
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 5)
+            writer.transport.abort()
+        assert (await coordinator.get("/healthz")).status == 200
+        assert (await coordinator.get("/midstream/v1/bundles/..%2f..%2fca.pem/manifest.json", key="x")).status == 401
+        key = coordinator.house.authority.new_client_key
+        for path in ("..%2f..%2fca.pem/manifest.json", "nope/manifest.json", "nope/files/x"):
+            assert (await coordinator.get(f"/midstream/v1/bundles/{path}", key=key)).status in (400, 404)
+
+
+async def test_the_real_agent_joins_registers_and_takes_policy(tmp_path: Path) -> None:
+    async with running(tmp_path) as coordinator:
+        config = config_for(tmp_path / "agent", join_token=coordinator.house.join_string())
+        async with RunningHouse(config) as agent:
+            await agent.until_state("connected")
+            client = AdminClient(coordinator.house.config.state_dir)
+            async with asyncio.timeout(20):
+                while not (devices := (await client.ask("GET", "/devices"))["devices"]) or devices[0]["cores"] is None:
+                    await asyncio.sleep(0.05)
+            assert devices[0]["state"] == "online"
+            answer = await client.ask("POST", "/policy", b"[split]\nperiods = 9\n", {"form": "toml"})
+            assert answer["devices"] == [devices[0]["device_id"]]
+            async with asyncio.timeout(20):
+                while (devices := (await client.ask("GET", "/devices"))["devices"])[0]["policy"] != answer["version"]:
+                    await asyncio.sleep(0.05)
+            assert devices[0]["policy_code"] == "accepted"
+        async with asyncio.timeout(10):
+            while (devices := (await client.ask("GET", "/devices"))["devices"])[0]["state"] != "offline":
+                await asyncio.sleep(0.05)
+
+
+async def test_policy_verbs_name_what_is_wrong(tmp_path: Path) -> None:
+    async with running(tmp_path) as coordinator:
+        client = AdminClient(coordinator.house.config.state_dir)
+        with pytest.raises(BadRequest) as caught:
+            await client.ask("POST", "/policy", b"[split]\nratoi = 1\n", {"form": "toml"})
+        assert caught.value.field == "split.ratoi"
+        with pytest.raises(BadRequest):
+            await client.ask("POST", "/policy", b"", {"form": "xml"})
+        with pytest.raises(NotFound):
+            await client.ask("GET", "/policy/3")
+        with pytest.raises(BadRequest):
+            await client.ask("POST", "/policy/three/rollback")
+        with pytest.raises(BadRequest):
+            await client.ask("POST", "/token", query={"life_s": "nan"})
+        assert (await client.ask("GET", "/policy"))["policies"] == []
+
+
+async def test_restarts_keep_trust_and_history(tmp_path: Path) -> None:
+    async with running(tmp_path) as first:
+        files = await first.member()
+        key = first.house.authority.new_client_key
+        secret = decode_join(first.house.join_string()).secret
+        version = (await AdminClient(first.house.config.state_dir).ask("POST", "/policy", b""))["version"]
+    assert not (tmp_path / "coordinator" / "run.json").exists()
+    async with running(tmp_path) as second:
+        assert second.house.authority.new_client_key is None
+        assert (await second.get("/metrics", files=files)).status == 200
+        assert (await second.get("/metrics", key=key)).status == 200
+        assert (await second.join(new_device("pi-2"), secret)).status == 200
+        found = await AdminClient(second.house.config.state_dir).ask("GET", "/policy")
+        assert [p["version"] for p in found["policies"]] == [version]
+        assert second.house.authority.record.run == 2
+
+
+async def test_a_damaged_registry_starts_anew_with_a_greater_epoch(tmp_path: Path) -> None:
+    async with running(tmp_path) as first:
+        files = await first.member()
+        epoch = (await AdminClient(first.house.config.state_dir).ask("POST", "/policy", b""))["epoch"]
+    (tmp_path / "coordinator" / "registry.sqlite").write_bytes(b"\xff" * 5000)
+    async with running(tmp_path) as second:
+        assert any("moved to" in note for note in second.house.notes)
+        assert (await second.get("/metrics", files=files)).status == 200, "certificates outlive the registry"
+        assert (await AdminClient(second.house.config.state_dir).ask("POST", "/policy", b""))["epoch"] > epoch
+
+
+async def test_ports_in_use_are_told_and_nothing_stays(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for changes, name in (({"port": port}, "port"), ({"broker_port": port}, "broker_port")):
+            house = CoordinatorHouse(settings(tmp_path, **changes))
+            with pytest.raises(ConfigError, match="already in use") as caught:
+                await house.start()
+            assert caught.value.field == name
+            assert caught.value.next_step
+
+
+async def test_a_foreign_broker_that_is_away_costs_nothing_else(tmp_path: Path) -> None:
+    async with running(tmp_path, broker="mqtts://127.0.0.1:1") as coordinator:
+        assert (await coordinator.get("/healthz")).status == 200
+        answer = decode(JoinAnswer, (await coordinator.join(new_device())).body, what="answer")
+        assert (answer.broker_host, answer.broker_port) == ("127.0.0.1", 1)
+        published = await AdminClient(coordinator.house.config.state_dir).ask("POST", "/policy", b"")
+        assert published["broker"] == "down"
+
+
+async def test_without_a_coordinator_the_verbs_say_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no coordinator") as caught:
+        await AdminClient(tmp_path).ask("GET", "/devices")
+    assert "midstream coordinator" in caught.value.next_step
+    async with running(tmp_path) as coordinator:
+        state_dir = coordinator.house.config.state_dir
+        run = (state_dir / "run.json").read_bytes()
+    (state_dir / "run.json").write_bytes(run)
+    with pytest.raises(ConfigError, match="no coordinator runs"):
+        await AdminClient(state_dir).ask("GET", "/devices")
+
+
+def test_the_command_as_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "agent.cli.main", "coordinator", "--json", "--state-dir", str(tmp_path / "s")]
+    command += ["--host", "127.0.0.1", "--port", "0", "--broker-port", "0", "--no-mdns", "--text-engine", "none"]
+    environ = {**os.environ, "MIDSTREAM_MODELS": str(tmp_path / "models")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, env=environ) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["event"] == "ready"
+        assert decode_join(ready["join"]).port == ready["port"]
+        assert ready["client_key"].startswith("msk-")
+        policy = tmp_path / "p.toml"
+        policy.write_text("[split]\nperiods = 5\n")
+        state = ["--state-dir", str(tmp_path / "s")]
+        assert cli.policy(["publish", str(policy), "--note", "calmer", *state]) == 0
+        assert cli.policy(["history", *state]) == 0
+        assert cli.policy(["show", *state]) == 0
+        assert cli.policy(["rollback", "1", "--json", *state]) == 0
+        assert cli.fleet(["list", *state]) == 0
+        assert cli.coordinator(["token", "--life-s", "600", *state]) == 0
+        printed = capsys.readouterr().out
+        assert "version 1 sent to 0 device(s)" in printed and "calmer" in printed
+        assert decode_join(printed.strip().splitlines()[-1]).host == "127.0.0.1"
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        rest = [json.loads(line) for line in process.stdout.read().splitlines()]
+        assert process.wait(10) == 0
+        assert rest[-1] == {"event": "stopped"}
+        assert time.monotonic() - began_s < 10
+
+
+def test_written_mosquitto_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "mosquitto-conf",
+        "--out",
+        str(tmp_path / "m"),
+        "--names",
+        "broker.lan",
+        "--state-dir",
+        str(tmp_path / "s"),
+    ]
+    assert cli.coordinator(arguments) == 0
+    assert "mqtts://broker.lan:8883" in capsys.readouterr().out
+    conf = (tmp_path / "m" / "mosquitto.conf").read_text()
+    assert "use_identity_as_username true" in conf and "allow_anonymous false" in conf
