@@ -147,7 +147,7 @@ def test_a_bug_in_a_probe_is_not_hidden(clock: Bench) -> None:
             raise RuntimeError("bug")
 
     with pytest.raises(RuntimeError):
-        run_benchmark([Broken()], None, BASIS, 60, clock)  # type: ignore[list-item]
+        run_benchmark([Broken()], None, BASIS, 60, clock)
 
 
 def test_cancelling_keeps_what_is_measured(clock: Bench) -> None:

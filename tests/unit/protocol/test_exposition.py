@@ -162,7 +162,12 @@ def test_an_event_without_a_metric_is_counted_by_name() -> None:
 
 def test_threads_lose_no_event() -> None:
     page = Exposition()
-    workers = [threading.Thread(target=lambda: [page(switch()) for _ in range(500)]) for _ in range(4)]
+
+    def emit() -> None:
+        for _ in range(500):
+            page(switch())
+
+    workers = [threading.Thread(target=emit) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -36,7 +36,7 @@ from protocol.handoff import (
     decode,
     encode,
 )
-from protocol.text import Message, Sampling, TextCapabilities, TextRequest, Token, Usage
+from protocol.text import FinishReason, Message, Sampling, TextCapabilities, TextRequest, Token, Usage
 from protocol.token_block import MAX_ALTERNATIVES, MAX_PIECE_BYTES, Reader, Writer, read_tokens, write_tokens
 
 STREAM = bytes(range(16))
@@ -52,7 +52,8 @@ ids = st.integers(0, 2**31 - 1)
 def runs(draw: st.DrawFn, first: int | None = None) -> tuple[int, tuple[Token, ...]]:
     start = draw(st.integers(0, 2**30)) if first is None else first
     size = draw(st.integers(0, 5))
-    last = draw(st.sampled_from([None, "stop", "length", "tool_calls"]))
+    finishes: list[FinishReason | None] = [None, "stop", "length", "tool_calls"]
+    last = draw(st.sampled_from(finishes))
     tokens = tuple(
         Token(
             index=start + number,
