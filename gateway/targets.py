@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from math import inf
 from statistics import median
 
@@ -161,8 +160,3 @@ class AnswerLengths:
         rests = [length - generated for length in self._seen if length > generated]
         total = sum(rests) + self._prior_weight * self._prior_tokens
         return min(float(max(0, max_tokens - generated)), total / (len(rests) + self._prior_weight))
-
-
-def names(targets: Sequence[Target]) -> tuple[str, ...]:
-    """Names in order, for messages."""
-    return tuple(target.name for target in targets)

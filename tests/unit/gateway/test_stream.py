@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engines.fakes_text import FakeTextEngine
 from gateway.settings import GatewaySettings
 from gateway.stream import AnswerCut
-from protocol.errors import ContextOverflow, EngineCrashed, Full, LinkClosed, LinkTimeout, ProtocolError
+from protocol.errors import ContextOverflow, EngineCrashed, Full, LinkClosed, LinkTimeout, MidstreamError, ProtocolError
 from protocol.events import HandedOver, SourceLost
 from protocol.policy import MigrationPolicy
 from tests.unit.gateway.streams import STAY, assert_all_closed, assert_law, collect, expected, rig, target
@@ -53,8 +53,9 @@ async def test_an_answer_that_ends_by_itself_says_stop() -> None:
     assert made.owner.finish == "stop"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(at=st.integers(1, 40), vocabulary=st.sampled_from(["fake-vocabulary", "another"]), to_cloud=st.booleans())
+@pytest.mark.parametrize("to_cloud", [True, False])
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(at=st.integers(1, 40), vocabulary=st.sampled_from(["fake-vocabulary", "another"]))
 async def test_planned_moves_at_any_token_keep_the_law(at: int, vocabulary: str, to_cloud: bool) -> None:
     source, sink = FakeTextEngine(tokens_per_s=2000), FakeTextEngine(vocabulary=vocabulary)
     first, second = ("device", "cloud") if to_cloud else ("cloud", "device")
@@ -83,19 +84,56 @@ async def test_the_text_path_cuts_between_words_only() -> None:
 
 
 @pytest.mark.parametrize("phase", ["prepare", "extend", "start", "token"])
-@pytest.mark.parametrize("error", [EngineCrashed("gone"), LinkClosed("gone"), ProtocolError("bad frame"), None])
-@pytest.mark.parametrize("at", [1, 7, 9, 20, 33])
-async def test_target_lost_in_each_phase(phase: Phase, error: Exception | None, at: int) -> None:
+@pytest.mark.parametrize("at", range(1, 21))
+async def test_target_lost_in_each_phase(phase: Phase, at: int) -> None:
+    """Prepare, extend, cut-over and after, at 20 places each."""
     cloud = FakeTextEngine(name="cloud", prefill_tokens_per_s=5000)
-    cloud.fail(phase, error, index=max(at + 6, 12))  # type: ignore[arg-type]
-    await moved(at, cloud)
+    cloud.fail(phase, LinkClosed("gone"), index=max(at + 10, 16))
+    made, _ = await moved(at, cloud)
+    if phase != "token":
+        assert made.owner.sides == (("device", COUNT),)
+
+
+@pytest.mark.parametrize("phase", ["prepare", "extend", "start", "token"])
+@pytest.mark.parametrize("error", [EngineCrashed("gone"), ProtocolError("bad frame"), None])
+async def test_target_lost_in_other_ways(phase: Phase, error: MidstreamError | None) -> None:
+    """A crash, a broken frame and silence."""
+    cloud = FakeTextEngine(name="cloud", prefill_tokens_per_s=5000)
+    cloud.fail(phase, error, index=20)
+    await moved(6, cloud)
+
+
+class Deadly(FakeTextEngine):
+    """Kills `victim` when it enters `phase` for the first time."""
+
+    def __init__(self, victim: FakeTextEngine, phase: Phase) -> None:
+        super().__init__(name="cloud", prefill_tokens_per_s=3000)
+        self.victim, self.phase = victim, phase
+        self.struck = False
+
+    async def pass_phase(self, phase: Phase, killed: asyncio.Event, seconds: float, index: int = 0) -> None:
+        if phase == self.phase and not self.struck:
+            self.struck = True
+            self.victim.kill()
+        await super().pass_phase(phase, killed, seconds, index)
+
+
+@pytest.mark.parametrize("phase", ["prepare", "extend", "start", "token"])
+@pytest.mark.parametrize("at", range(1, 21))
+async def test_source_lost_while_the_target_is_in_each_phase(phase: Phase, at: int) -> None:
+    """Prepare, extend, cut-over and after, at 20 places each; the source never comes back."""
+    device = FakeTextEngine(name="device", tokens_per_s=2000)
+    cloud = Deadly(device, phase)
+    made, _ = await moved(at, cloud, device)
+    assert cloud.struck
+    assert [side for side, _ in made.owner.sides] == ["device", "cloud"]
 
 
 @pytest.mark.parametrize("error", [EngineCrashed("gone"), LinkClosed("gone"), None])
-@pytest.mark.parametrize("lost_at", [*range(1, 20), 31])
-async def test_source_lost_before_during_and_after_the_move(error: Exception | None, lost_at: int) -> None:
+@pytest.mark.parametrize("lost_at", [1, 2, 8, 9, 12, 18])
+async def test_source_lost_in_other_ways(error: MidstreamError | None, lost_at: int) -> None:
     device = FakeTextEngine(name="device", tokens_per_s=2000)
-    device.fail("token", error, index=lost_at)  # type: ignore[arg-type]
+    device.fail("token", error, index=lost_at)
     await moved(8, FakeTextEngine(name="cloud", prefill_tokens_per_s=3000), device)
 
 
