@@ -1,78 +1,190 @@
-"""Composition of the tensor way: runtimes, pool and executor of this device, and the cloud's twin."""
+"""Composition of the tensor way: runtimes, pool and executors of this device, and the cloud's twin."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
-from agent.health import Health
+from engines.catalogue import load_catalogue
+from engines.executor import BoundedExecutor
+from engines.local import LocalEndpoint
 from engines.pool import ModelPool
-from engines.remote_oip import collecting
-from engines.store import ModelStore
+from engines.port import TensorRuntime
+from engines.registry import engine_class, installed_engines
+from engines.remote_oip import RemoteEndpoint, collecting
+from engines.slowed import SlowedRuntime
+from engines.store import ModelStore, Stored
 from links.port import Mount
 from netprobe.probe import LinkProbe
 from profiles.benchmark import Probe
 from protocol.clock import Clock
+from protocol.device import Measured
 from protocol.events import Emit, TransferSample
 from protocol.policy import Policy
+from split_models.device_way import DeviceWay
+from split_models.settings import Remote, SplitPorts, SplitSettings, views_of
 
-# Before the facts are known; a Pi 4 has 2 to 8 GiB.
-BUDGET_BYTES = 1 << 30
+FORMATS = {"onnx": "onnx", "tflite": "tflite"}
+# Models may take this share of the memory that the process may use; the rest is for the system and everyone else.
+MEMORY_RATIO = 0.5
+LEAST_BUDGET_BYTES = 256 << 20
+PICTURE_WAIT_S = 2.0
+# Heads come right after the first connection; a benchmark that cannot see them would have to be done again.
+HEADS_WAIT_S = 25.0
+POLL_S = 0.25
+
+
+class ChosenStore(ModelStore):
+    """The store with only the configured models in its list; an empty choice takes all."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        super().__init__(config.models_dir, load_catalogue(config.models_dir / "catalogue.toml"))
+        self._chosen = frozenset(config.tensor_models)
+
+    def list(self) -> tuple[Stored, ...]:
+        """Every known model that was chosen, by name."""
+        return tuple(s for s in super().list() if not self._chosen or s.entry.name in self._chosen)
 
 
 class TensorSide:
-    """The tensor engines of this device and the mount of the way."""
+    """The tensor engines of this device and the mount of the way. Make it on the event loop."""
 
     def __init__(
         self,
         config: AgentConfig,
-        store: ModelStore,
         cloud: CloudLink,
         probe: LinkProbe,
-        health: Health,
         policy: Callable[[], Policy],
         emit: Emit,
         clock: Clock = time.monotonic,
     ) -> None:
         self._config = config
-        self._store = store
         self._cloud = cloud
         self._probe = probe
-        self._health = health
-        self._policy = policy
         self._emit = emit
-        self._clock = clock
-        self.settled = asyncio.Event()
+        self._store = ChosenStore(config)
+        self._endpoint = RemoteEndpoint(cloud)
         self.sink = collecting(self._sample)
-        self.pool = ModelPool(BUDGET_BYTES)
-        self.mount = Mount(routes=(), frame_routes=(), start=self._start, stop=self._stop)
+        cores = os.cpu_count() or 1
+        self.threads = config.tensor_threads or max(1, cores - 1)
+        self._executor = BoundedExecutor(
+            "tensor",
+            max(1, cores // self.threads),
+            policy().engines.wait_target_s,
+            clock,
+            emit,
+            threads_per_run=self.threads,
+        )
+        self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
+        self._runtimes = _runtimes(config.slowdown)
+        self._local = LocalEndpoint(
+            self._store, ModelPool(_budget_bytes()), self._executor, self._runtimes, threads=self.threads, clock=clock
+        )
+        self._way = DeviceWay(
+            SplitSettings(speed_ratio=config.slowdown),
+            SplitPorts(
+                local=self._local,
+                store=self._store,
+                compute=self._pictures,
+                policy=lambda: policy().split,
+                links=lambda: views_of(probe),
+                remotes=self._remotes,
+                emit=emit,
+                clock=clock,
+            ),
+        )
+        self._models: tuple[str, ...] = ()
+        self._started = asyncio.Event()
+        way = self._way.mount
+        self.mount = Mount(routes=way.routes, frame_routes=way.frame_routes, start=self._start, stop=self._stop)
 
     @property
     def models(self) -> tuple[str, ...]:
-        return self._config.tensor_models
+        """Tensor models that this device answers."""
+        return self._models
 
     def status(self) -> Mapping[str, Any]:
-        return {}
+        """Held arm and ranking by model, for the status page."""
+        return {"arms": dict(self._way.status())}
+
+    async def cloud_met(self) -> None:
+        """The coordinator was just connected: bundles may be there."""
+        if self._started.is_set():
+            await self._refresh()
+
+    async def heads_ready(self, expected: bool) -> None:
+        """Return when models are served and, if a coordinator is expected, its heads are here or took too long."""
+        await self._started.wait()
+        if not expected or not self._way.runners:
+            return
+        try:
+            async with asyncio.timeout(HEADS_WAIT_S):
+                while not all(self._complete(name) for name in self._way.runners):
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            return
 
     def probes(self) -> Sequence[Probe]:
-        return ()
+        """Measurements of the heads that are here."""
+        runtime = self._runtimes.get(FORMATS[self._config.tensor_engine])
+        return self._way.probes(runtime, self.threads) if runtime is not None else ()
 
     def digests(self) -> frozenset[str]:
-        return frozenset()
+        """What the measurements are of."""
+        return frozenset(runner.plan.manifest.digest for runner in self._way.runners.values())
 
-    async def learn_cloud(self) -> None:
-        return None
+    def learn(self, measured: Sequence[Measured]) -> None:
+        """Give the benchmark's results to the cost tables."""
+        self._way.learn(measured)
+
+    def _complete(self, name: str) -> bool:
+        plan = self._way.runners[name].plan
+        here = set(self._local.names())
+        return bool(plan.manifest.cuts) and all(plan.head(cut) in here for cut in plan.manifest.cuts)
+
+    def _remotes(self) -> Mapping[str, Remote]:
+        return {"cloud": Remote(self._endpoint, self._cloud)} if self._cloud.available else {}
 
     def _sample(self, sample: TransferSample) -> None:
         self._probe.add(sample)
         self._emit(sample)
 
+    def _names(self) -> tuple[str, ...]:
+        return tuple(s.entry.name for s in self._store.list() if s.path is not None and s.entry.format in FORMATS)
+
+    async def _refresh(self) -> None:
+        await self._way.refresh()
+        self._models = await asyncio.to_thread(self._names)
+
     async def _start(self) -> None:
-        self.settled.set()
+        await self._way.mount.start()
+        self._models = await asyncio.to_thread(self._names)
+        self._started.set()
 
     async def _stop(self) -> None:
-        return None
+        await self._way.mount.stop()
+        await self._local.close()
+        await asyncio.to_thread(self._executor.close)
+        await asyncio.to_thread(self._pictures.close)
+
+
+def _runtimes(slowdown: float) -> dict[str, TensorRuntime]:
+    """The installed runtimes by format; their libraries are imported at the first load."""
+    found: dict[str, TensorRuntime] = {}
+    for name in sorted(set(FORMATS) & set(installed_engines())):
+        runtime: TensorRuntime = engine_class(name)()
+        found[FORMATS[name]] = SlowedRuntime(runtime, slowdown) if slowdown > 1.0 else runtime
+    return found
+
+
+def _budget_bytes() -> int:
+    try:
+        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        present = 0
+    return max(LEAST_BUDGET_BYTES, int(present * MEMORY_RATIO))

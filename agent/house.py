@@ -38,6 +38,9 @@ from protocol.clock import wall_now
 from protocol.errors import LinkError
 from protocol.exposition import Exposition
 
+# Models come by a pull or with a new bundle: rare, and nobody waits for the new measurements.
+MODELS_LOOK_S = 60.0
+
 
 class House:
     """A composed agent. `supervisor` starts and stops it. Raises ConfigError for state that cannot be used."""
@@ -64,7 +67,7 @@ class House:
         self.probe = LinkProbe(self.clock)
         self.cloud = CloudLink(self._on_trouble)
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
-        self.tensors = TensorSide(config, store, self.cloud, self.probe, self.health, self.holder.current, self.emit)
+        self.tensors = TensorSide(config, self.cloud, self.probe, self.holder.current, self.emit)
         self.texts = TextSide(config, store, self.cloud, self.health)
         self.profiler = Profiler(config, self.device_id, labels, self.life, self.health)
         self.control = self._control(identity, keys, labels)
@@ -160,16 +163,24 @@ class House:
         return await serve_house(self.config, house_routes(self.status, self.metrics.render), self.ways)
 
     async def _measure(self) -> None:
+        """Facts, then measurements; again whenever other models came."""
         await self.profiler.collect()
         await self._register()
-        if self.config.benchmark:
-            await self.tensors.settled.wait()
-            path = self.config.state_dir / "benchmark.json"
-            benchmark = Benchmark(path, self.tensors.probes, self.tensors.digests, self.clock, self.health)
+        if not self.config.benchmark:
+            return
+        await self.tensors.heads_ready(expected=self.control.enrolment is not None or bool(self.config.join_token))
+        path = self.config.state_dir / "benchmark.json"
+        benchmark = Benchmark(path, self.tensors.probes, self.tensors.digests, self.clock, self.health)
+        while True:
+            measured_for = self.tensors.digests()
             await self.profiler.measure(benchmark, self._profile_changed)
+            while self.tensors.digests() == measured_for:
+                await asyncio.sleep(MODELS_LOOK_S)
+            self.life.step("profiled", "stale")
 
     def _profile_changed(self) -> None:
         profile = self.profiler.current()
+        self.tensors.learn(profile.measured)
         self.console.say("profiled", f"profiled: {len(profile.measured)} measurements", key=profile.key)
         self._later(self._register())
 
@@ -220,7 +231,7 @@ class House:
 
     async def _meet_cloud(self) -> None:
         await self.texts.learn_cloud()
-        await self.tensors.learn_cloud()
+        await self.tensors.cloud_met()
         await self._register()
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
