@@ -31,8 +31,9 @@ from protocol.openai_parse import parse_chat, parse_completion, parse_embeddings
 from protocol.text import Token, Usage
 
 __all__ = [
-    "AnswerHead", "chunk", "embeddings_response", "error_body", "error_event", "error_object", "logprobs_object",
-    "models_list", "parse_chat", "parse_completion", "parse_embeddings", "response", "usage_chunk", "usage_object",
+    "AnswerHead", "chunk", "data_event", "dump", "embeddings_response", "error_body", "error_event", "error_object",
+    "head_for", "logprobs_object", "models_list", "parse_chat", "parse_completion", "parse_embeddings", "response",
+    "usage_chunk", "usage_object",
 ]  # fmt: skip
 
 Json = dict[str, Any]

@@ -73,11 +73,11 @@ class Reader:
     def wrong(self, message: str, field: str) -> ProtocolError:
         return ProtocolError(f"{self.what}: {message}", field=field)
 
-    def take(self, size: int, field: str) -> bytes:
-        if size > self.left:
-            raise self.wrong(f"{field} needs {size} bytes, {self.left} are left", field)
-        self.at += size
-        return self.data[self.at - size : self.at]
+    def take(self, size_bytes: int, field: str) -> bytes:
+        if size_bytes > self.left:
+            raise self.wrong(f"{field} needs {size_bytes} bytes, {self.left} are left", field)
+        self.at += size_bytes
+        return self.data[self.at - size_bytes : self.at]
 
     def varint(self, field: str, most: int = (1 << 63) - 1) -> int:
         value = 0
