@@ -1,7 +1,7 @@
 """What each arm of one model costs on this device: priors from the bundle, measurements, and what requests report.
 
-The table is owned by the device, which alone decides per request. A part that was seen lately is believed as seen; the
-others follow the common slow-down of their side, so that a hot device makes its heads dearer before one has run.
+The table is owned by the device, which alone decides per request. All parts of one side share a slow-down: a hot or
+busy device makes its heads dearer before one has run, and a spike of the arm in use does not make the others look good.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ Side = Literal["device", "server"]
 WEIGHT = 0.3
 """Of the newest observation; the step after a change is half made by the second request."""
 
-BELIEVED_FOR = 50
-"""Observations of the same side after which a part's own figure has aged and its prior, slowed down, is used."""
-
 ENVELOPE_BYTES = 400
 """Headers and the JSON part around one request's tensors."""
 
@@ -31,16 +28,17 @@ _RATIO_LIMITS = (0.02, 50.0)
 
 @define
 class _Part:
-    prior_s: float
+    """base_s: seconds at a slow-down of 1. seen_s: as seen, at a slow-down of `seen_at`."""
+
+    base_s: float
     seen_s: float | None = None
-    seen_at: int = 0
+    seen_at: float = 1.0
 
 
 @define
 class _SideState:
     parts: dict[str, _Part] = field(factory=dict)
     slowdown: float = 1.0
-    observations: int = 0
 
 
 class CostTable:
@@ -71,12 +69,9 @@ class CostTable:
         mine = {
             m.what: m.median_s for m in measured if m.digest in (self._manifest.digest, self._manifest.source_sha256)
         }
-        whole_s = mine.get("whole")
         parts = self._sides["device"].parts
-        if whole_s and parts["whole"].prior_s > 0:
-            ratio = whole_s / parts["whole"].prior_s
-            for part in parts.values():
-                part.prior_s *= ratio
+        if mine.get("whole", 0.0) > 0:
+            _rebase_unseen(parts, mine["whole"] / max(parts["whole"].base_s, 1e-9))
         for what, seconds in mine.items():
             if what in parts and seconds > 0:
                 parts[what] = _Part(seconds)
@@ -87,21 +82,29 @@ class CostTable:
         entry = state.parts.get(part)
         if entry is None or not 0.0 <= seconds < float("inf"):
             return
-        state.observations += 1
-        entry.seen_s = seconds if entry.seen_s is None else entry.seen_s + WEIGHT * (seconds - entry.seen_s)
-        entry.seen_at = state.observations
-        if entry.prior_s > 1e-6:
+        if entry.seen_s is None:
+            self._first_seen(state, part, seconds)
+        elif entry.base_s > 1e-6:
             low, high = _RATIO_LIMITS
-            ratio = min(high, max(low, seconds / entry.prior_s))
-            state.slowdown = ratio if state.observations == 1 else state.slowdown + WEIGHT * (ratio - state.slowdown)
+            state.slowdown += WEIGHT * (min(high, max(low, seconds / entry.base_s)) - state.slowdown)
+        entry.seen_s = seconds if entry.seen_s is None else entry.seen_s + WEIGHT * (seconds - entry.seen_s)
+        entry.seen_at = state.slowdown
+
+    def _first_seen(self, state: _SideState, part: str, seconds: float) -> None:
+        """The prior was a guess: the part's own figure replaces it, and the whole's also corrects unseen heads."""
+        entry = state.parts[part]
+        base_s = seconds / state.slowdown
+        if part == "whole" and entry.base_s > 0:
+            _rebase_unseen({n: p for n, p in state.parts.items() if n.startswith("head:")}, base_s / entry.base_s)
+        entry.base_s = base_s
 
     def seconds(self, side: Side, part: str) -> float:
         """The present estimate of one part."""
         state = self._sides[side]
         entry = state.parts[part]
-        if entry.seen_s is not None and state.observations - entry.seen_at <= BELIEVED_FOR:
-            return entry.seen_s
-        return entry.prior_s * state.slowdown
+        if entry.seen_s is not None:
+            return entry.seen_s * state.slowdown / entry.seen_at
+        return entry.base_s * state.slowdown
 
     def arms(
         self,
@@ -158,3 +161,9 @@ def _head(cut: CutEntry) -> str:
 
 def _tail(cut: CutEntry) -> str:
     return f"tail:{cut.id}:{cut.codec}"
+
+
+def _rebase_unseen(parts: Mapping[str, _Part], ratio: float) -> None:
+    for part in parts.values():
+        if part.seen_s is None:
+            part.base_s *= ratio

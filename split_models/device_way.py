@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class DeviceWay:
         for runner in self._runners.values():
             manifest = runner.plan.manifest
             if manifest.cuts:
-                found += head_probes(manifest, lambda cut, m=manifest: self._head_path(m, cut), runtime, threads)
+                found += head_probes(manifest, partial(self._head_path, manifest), runtime, threads)
         return found
 
     def status(self) -> Mapping[str, Any]:

@@ -118,9 +118,9 @@ class Runner:
         proposal = propose(costs, self._views(), self._ports.device_wait_s(), policy)
         self.last = proposal
         seat = self._raw if work.encoded is None else self._encoded
-        self._switch(seat, proposal, policy, request_id)
+        switched = self._switch(seat, proposal, policy, request_id)
         self._load_ahead(proposal)
-        arm, reason = seat.held.arm, seat.held.reason or proposal.reason
+        arm, reason = seat.held.arm, seat.held.reason if switched else proposal.reason
         self._explore(arm, costs, work, policy)
         try:
             answer, arm, reason = await self._answer(arm, reason, proposal, work, began_s + deadline_s)
@@ -157,20 +157,22 @@ class Runner:
         hidden = {name for name, state in self._links.items() if state.down or state.closed_until_s > now_s}
         return {name: view for name, view in self._ports.links().items() if name.removesuffix(DOWN) not in hidden}
 
-    def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, request_id: str) -> None:
-        """Once per sampling period; an arm that may not be used is left at once."""
+    def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, request_id: str) -> bool:
+        """Once per sampling period; an arm that may not be used is left at once. True when the arm changed."""
         now_s = self._ports.clock()
         current = proposal.of(seat.held.arm)
         usable = current is not None and not current.excluded
         elapsed = now_s - seat.period_began_s >= policy.period_s and seat.finished
         if usable and not elapsed:
-            return
+            return False
         if elapsed:
             seat.period_began_s, seat.finished = now_s, False
         before = seat.held.arm
         seat.held = hold(seat.held, proposal, policy)
-        if seat.held.arm != before:
-            self._announce(before, seat.held, request_id)
+        if seat.held.arm == before:
+            return False
+        self._announce(before, seat.held, request_id)
+        return True
 
     def _announce(self, before: Arm, held: Held, request_id: str) -> None:
         self._ports.emit(

@@ -22,6 +22,9 @@ MIN_QUANTISED_ANSWER = 4_096
 CLIPS = (0.0, 0.0001, 0.001, 0.01)
 """Shares of values cut off at each end, tried in this order: a rare outlier may cost the others their resolution."""
 
+HOPELESS_ERROR_RATIO = 0.05
+"""From here no other range was ever seen to help."""
+
 
 class Seam:
     """One prepared model's seams."""
@@ -69,7 +72,7 @@ class Seam:
             error_ratio = self._error_ratio(cut, trial, runtime, recipe, threads)
             if best is None or error_ratio < best[0]:
                 best = (error_ratio, self._affines[name])
-            if best[0] <= GOOD_ERROR_RATIO:
+            if best[0] <= GOOD_ERROR_RATIO or error_ratio > HOPELESS_ERROR_RATIO:
                 break
         assert best is not None
         self._affines[name] = best[1]

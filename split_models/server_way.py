@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from links.port import Mount
-from protocol.errors import ConfigError, MidstreamError, NotFound
+from protocol.errors import ConfigError, MidstreamError
 from protocol.models import BundleManifest
 from split_models.bundle_files import MANIFEST, read_bundle
 from split_models.front import Front
@@ -104,6 +104,6 @@ class ServerWay:
     def _show_stored(self, name: str, kind: str, recipe_name: str | None) -> None:
         try:
             found = recipe(recipe_name) if recipe_name is not None else None
-        except NotFound:
+        except ConfigError:
             found = None
         self._shown[name] = Shown(name, PLATFORMS[kind], found)

@@ -26,8 +26,8 @@ from split_models.planner import DOWN
 class SplitSettings:
     """bundle_root: where the server's bundles are; None on a device.
 
-    speed_ratio: device seconds over server seconds, believed until something was measured. watts: drawn while the device
-    computes. refresh_s: how often a device looks for new bundles.
+    speed_ratio: device seconds over server seconds, believed until something was measured. watts: drawn while the
+    device computes. refresh_s: how often a device looks for new bundles.
     """
 
     bundle_root: Path | None = None
@@ -50,8 +50,8 @@ class Remote:
 class SplitPorts:
     """compute: an executor of its own for pre- and post-processing (engines.executor.BoundedExecutor).
 
-    links: what is known of each link, see `views_of`. remotes: the far ends by link name; may grow, shrink and be empty.
-    Both are for devices only.
+    links: what is known of each link, see `views_of`. remotes: the far ends by link name; may grow, shrink and be
+    empty. Both are for devices only.
     """
 
     local: LocalEndpoint
