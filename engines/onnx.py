@@ -23,11 +23,7 @@ _DATATYPES: Mapping[str, str] = {
 
 
 class OnnxRuntime:
-    """Loads ONNX files with the CPU provider.
-
-    Threads do not spin while idle (a spinning pool took six times the CPU for a tenth of the latency), and the arena
-    is off because it keeps the largest working set of every shape it has seen (microsoft/onnxruntime#11627).
-    """
+    """Loads ONNX files with the CPU provider."""
 
     name = "onnx"
 
@@ -47,17 +43,8 @@ class OnnxRuntime:
         ort = import_native("onnxruntime", install="midstream[onnx]")
         if not file.is_file():
             raise EngineError(f"{file.name} is not there", next_step="midstream models list shows what is")
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.enable_cpu_mem_arena = False
-        options.log_severity_level = 4
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
         try:
-            session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(str(file), session_options(threads), providers=["CPUExecutionProvider"])
         except Exception as err:  # the binding's errors share no root of their own
             raise EngineError(
                 f"{file.name} is not a model that onnxruntime {ort.__version__} can load: {_first_line(err)}",
@@ -109,6 +96,25 @@ class OnnxModel:
     def close(self) -> None:
         """Free the session; idempotent."""
         self._session = None
+
+
+def session_options(threads: int) -> Any:
+    """Options of every session of ours.
+
+    Threads do not spin while idle (a spinning pool took six times the CPU for a tenth of the latency), and the arena
+    is off because it keeps the largest working set of every shape it has seen (microsoft/onnxruntime#11627).
+    """
+    ort = import_native("onnxruntime", install="midstream[onnx]")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.enable_cpu_mem_arena = False
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    return options
 
 
 def _spec(value: Any) -> TensorSpec:

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from engines.onnx import OnnxRuntime
+from engines.onnx import OnnxRuntime, session_options
 from protocol.errors import BadRequest, EngineError
 from protocol.oip_data import pack_bytes
 from protocol.tensors import Tensor
@@ -122,6 +122,14 @@ def test_an_operator_of_another_world_is_an_engine_error(tmp_path: Path) -> None
     onnx.save(model, str(tmp_path / "odd.onnx"))
     with pytest.raises(EngineError, match=r"odd\.onnx"):
         OnnxRuntime().load(tmp_path / "odd.onnx", 1)
+
+
+def test_idle_sessions_neither_spin_nor_hoard() -> None:
+    options = session_options(3)
+    assert options.intra_op_num_threads == 3
+    assert not options.enable_cpu_mem_arena
+    for pool in ("intra_op", "inter_op"):
+        assert options.get_session_config_entry(f"session.{pool}.allow_spinning") == "0"
 
 
 def test_digest_is_of_the_file(tmp_path: Path) -> None:
