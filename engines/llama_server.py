@@ -1,7 +1,7 @@
 """llama.cpp's server as a TextEngine: embedded through xllamacpp, or any llama-server by URL.
 
-The embedded server listens on a Unix socket in a folder of its own (mode 0700) and nowhere else; streams run through
-its callback, the socket serves tokenizer and template.
+The embedded server listens on a Unix socket in a folder of its own (mode 0700), with a key made at each start, and
+nowhere else. Its own API is used rather than the binding's callback, which tells no ids without probabilities.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ import json
 import os
 import secrets
 import tempfile
-import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection, HTTPException
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
 from engines.llama_server_stream import NativeServer, ServerContinuation
 from engines.llama_server_wire import completion_body, read_chunk, server_error, template_messages
 from engines.pieces import unfinished_bytes
 from engines.port import Continuation, EngineLoad, TextEngine
+from engines.unix_http import local_request
 from engines.vocabulary import Vocabulary, read_vocabulary
 from engines.worker import WorkerEngine
 from links.port import Link, RejectedStatus
 from protocol.clock import Clock
-from protocol.errors import BadRequest, EngineError, Full, LinkClosed, LinkError, ProtocolError, Unsupported
+from protocol.errors import BadRequest, EngineError, Full, LinkError, LinkTimeout, ProtocolError, Unsupported
 from protocol.sse import SseParser
 from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextRequest, Token
 
@@ -316,7 +314,7 @@ async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapa
     ids = True
     embeds = False
     try:
-        body = completion_body(await _tokenize(native, "a", special=True), Sampling(grammar='root ::= "a"'), 1)
+        body = completion_body(await _tokenize(native, "a", special=True), Sampling(grammar='root ::= "a"', logprobs=1), 1)
         answer = await native.call("/completion", {**body, "stream": False}, CALL_S)
         grammar = answer.get("content") == "a"
         logprobs = bool(answer.get("completion_probabilities"))
@@ -371,12 +369,10 @@ class _Remote:
             self._headers["authorization"] = f"Bearer {api_key}"
 
     async def complete(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        parser = SseParser()
+        chunks = self._link.lines("/completion", self._headers, json.dumps(body).encode(), CALL_S)
         try:
-            async for piece in self._link.lines("/completion", self._headers, json.dumps(body).encode(), CALL_S):
-                for event in parser.feed(piece):
-                    if event.data and not event.done:
-                        yield _json(event.data.encode())
+            async for chunk in _events(chunks):
+                yield chunk
         except RejectedStatus as err:
             raise _refused(err.status, err.body) from err
 
@@ -388,28 +384,21 @@ class _Remote:
         return _json(reply.body)
 
 
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
+    """The JSON documents of an event stream."""
+    parser = SseParser()
+    async with aclosing(chunks) as pieces:  # type: ignore[type-var]
+        async for piece in pieces:
+            for event in parser.feed(piece):
+                if not event.done:
+                    yield _json(event.data.encode())
+
+
 def _refused(status: int, body: bytes) -> Exception:
     try:
         return server_error(_json(body).get("error", {}), status)
     except ProtocolError:
         return LinkError(f"llama-server answered {status} without a reason")
-
-
-class _UnixConnection(HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket(AF_UNIX, SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def _connection(address: str, timeout_s: float) -> HTTPConnection:
-    if address.startswith("unix://"):
-        return _UnixConnection(address.removeprefix("unix://"), timeout_s)
-    return HTTPConnection(address.removeprefix("http://"), timeout=timeout_s)
 
 
 class _Embedded:
@@ -439,7 +428,7 @@ class _Embedded:
         params.n_batch = params.n_ubatch = PREFILL_BATCH_TOKENS
         params.hostnames = [self._socket if listen_port is None else "127.0.0.1"]
         params.port, params.api_keys = listen_port or 0, [self.key]
-        params.n_threads_http = 2
+        params.n_threads_http = slots + 3
         params.verbosity, params.ui, params.fit_params, params.cache_ram_mib = 0, False, False, 0
         params.embedding = embeds
         if chat_template:
@@ -452,56 +441,30 @@ class _Embedded:
                 f"llama.cpp cannot load {model.name}", next_step="check the file with `midstream models verify`"
             ) from err
         self.address = str(self._server.listening_address)
-        self._pool = ThreadPoolExecutor(slots + 2, thread_name_prefix="ThreadPoolExecutor-llama")
 
     def stop(self) -> None:
         """Blocking; waits for the batch that runs."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
         self._server = None
         self._folder.cleanup()
 
     async def complete(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        loop = asyncio.get_running_loop()
-        chunks: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
-        left = threading.Event()
-
-        def take(chunk: Mapping[str, Any]) -> bool:
-            if left.is_set():
-                return True
-            try:
-                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-            except RuntimeError:
-                return True
-            return left.is_set()
-
-        running = loop.run_in_executor(self._pool, self._server.handle_completions, dict(body), take)
-        running.add_done_callback(lambda _: chunks.put_nowait(None))
-        try:
-            while (chunk := await chunks.get()) is not None:
+        data = json.dumps(body).encode()
+        async with local_request(self.address, "/completion", data, self.key) as reply:
+            if reply.status > 399:
+                raise _refused(reply.status, await reply.body())
+            async for chunk in _events(reply.chunks()):
                 yield chunk
-            if (failed := running.exception()) is not None:
-                raise EngineError(f"llama.cpp failed: {failed}") from failed
-        finally:
-            left.set()
 
     async def call(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Mapping[str, Any]:
-        status, data = await asyncio.to_thread(self._exchange, path, body, deadline_s)
-        if status > 399:
-            raise _refused(status, data)
-        return _json(data)
-
-    def _exchange(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> tuple[int, bytes]:
-        connection = _connection(self.address, deadline_s)
-        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
         try:
-            method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-            connection.request(method, path, data, headers)
-            reply = connection.getresponse()
-            return reply.status, reply.read()
-        except (OSError, HTTPException) as err:
-            raise LinkClosed("the embedded llama-server does not answer") from err
-        finally:
-            connection.close()
+            async with asyncio.timeout(deadline_s), local_request(self.address, path, data, self.key) as reply:
+                answer = await reply.body()
+        except TimeoutError as err:
+            raise LinkTimeout(f"the embedded llama-server did not answer within {deadline_s:.0f} s") from err
+        if reply.status > 399:
+            raise _refused(reply.status, answer)
+        return _json(answer)
 
 
 __all__ = [

@@ -1,8 +1,7 @@
-"""What llama-server says and hears: request bodies, and its stream chunks in both dialects. Pure.
+"""What llama-server says and hears: request bodies and the chunks of its `/completion` stream. Pure.
 
-Native `/completion` chunks carry `content`, `tokens`, `tokens_predicted`; the embedded server's callback speaks the
-OpenAI completion dialect with ids inside `logprobs`. In both, tokens inside an unfinished character send no chunk of
-their own: the chunk that finishes the character shows all its bytes, and the running count tells that some are hidden.
+Tokens inside an unfinished character send no chunk of their own: the chunk that finishes the character shows all its
+bytes and its last token, and the running count tells that some were hidden.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from attrs import frozen
 
 from protocol.errors import BadRequest, ContextOverflow, EngineError, Full, MidstreamError, NotAllowed, ProtocolError
 from protocol.text import Message, Sampling
-
-# Never a sampler beyond what was asked for: the server's own defaults are top_k 40 and min_p 0.05.
-_SAMPLERS = ("top_p", "temperature")
 
 
 @frozen
@@ -54,13 +50,10 @@ def completion_body(ids: Sequence[int], sampling: Sampling, predict: int, *, str
         "return_tokens": True,
         "return_progress": stream,
         "timings_per_token": stream,
-        # Two candidates give the margin.
-        "n_probs": max(2, sampling.logprobs),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": 0,
+        # Probabilities cost about 5 % of a small model's speed. Two candidates give the margin.
+        "n_probs": max(2, sampling.logprobs) if sampling.logprobs else 0,
         "min_p": 0.0,
-        "samplers": list(_SAMPLERS),
+        **_chain(sampling),
     }
     if sampling.seed is not None:
         body["seed"] = sampling.seed & 0xFFFF_FFFF
@@ -69,6 +62,22 @@ def completion_body(ids: Sequence[int], sampling: Sampling, predict: int, *, str
     if sampling.grammar:
         body["grammar"] = sampling.grammar
     return body
+
+
+def _chain(sampling: Sampling) -> dict[str, Any]:
+    """The shortest chain of samplers that does what was asked: each one more walks through the whole vocabulary.
+
+    The server's own defaults (top_k 40, min_p 0.05) would be samplers that nobody asked for.
+    """
+    if sampling.temperature <= 0:
+        return {"temperature": 0.0, "top_k": 1, "samplers": ["top_k", "temperature"]}
+    chain = ["top_p"] if sampling.top_p < 1 else []
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": 0,
+        "samplers": [*chain, "temperature"],
+    }
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -87,15 +96,15 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def read_chunk(raw: Mapping[str, Any]) -> Chunk | None:
-    """A chunk of either dialect, or None for a progress report. Raises what an error chunk means."""
+    """A chunk, or None for a progress report. Raises what an error chunk means."""
     if "error" in raw:
         raise server_error(raw["error"])
     if "prompt_progress" in raw:
         return None
     try:
-        return _openai_chunk(raw) if "choices" in raw else _native_chunk(raw)
+        return _chunk(raw)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as err:
-        raise ProtocolError("llama-server sent a chunk that is not a completion", field="choices") from err
+        raise ProtocolError("llama-server sent a chunk that is not a completion", field="content") from err
 
 
 def server_error(error: object, status: int = 500) -> MidstreamError:
@@ -117,22 +126,7 @@ def server_error(error: object, status: int = 500) -> MidstreamError:
     return EngineError(message)
 
 
-def _openai_chunk(raw: Mapping[str, Any]) -> Chunk:
-    choice = raw["choices"][0]
-    content = (choice.get("logprobs") or {}).get("content") or ()
-    finish = choice.get("finish_reason")
-    usage, timings = raw.get("usage") or {}, raw.get("timings") or {}
-    predicted = usage.get("completion_tokens", timings.get("predicted_n"))
-    return Chunk(
-        text=_bytes(choice["text"]),
-        seen=_seen(content[-1]) if content else None,
-        predicted=None if predicted is None else int(predicted),
-        cached=_count(timings.get("cache_n")),
-        finish=None if finish is None else ("length" if finish == "length" else "stop"),
-    )
-
-
-def _native_chunk(raw: Mapping[str, Any]) -> Chunk:
+def _chunk(raw: Mapping[str, Any]) -> Chunk:
     probabilities, tokens = raw.get("completion_probabilities") or (), raw.get("tokens") or ()
     seen = _seen(probabilities[-1]) if probabilities else None
     if seen is None and tokens:
