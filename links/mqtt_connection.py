@@ -48,6 +48,22 @@ def _properties(packet: int) -> Properties:
     return Properties(packet)  # type: ignore[no-untyped-call]
 
 
+class _Client(paho.Client):
+    """paho's client, which would leave the socket of a failed TLS handshake open and look for a host name."""
+
+    def _ssl_wrap_socket(self, tcp_sock: Any) -> ssl_module.SSLSocket:
+        context = self._ssl_context
+        assert context is not None
+        wrapped = context.wrap_socket(tcp_sock, server_hostname=self._host, do_handshake_on_connect=False)
+        try:
+            wrapped.settimeout(self._connect_timeout)
+            wrapped.do_handshake()
+        except BaseException:
+            wrapped.close()
+            raise
+        return wrapped
+
+
 class Connection:
     """One paho client from dialling to its end, driven by the running event loop."""
 
@@ -150,7 +166,7 @@ class Connection:
 
     def _make_client(self) -> paho.Client:
         settings, five = self._settings, self._version == 5
-        client = paho.Client(
+        client = _Client(
             CallbackAPIVersion.VERSION2,
             client_id=settings.client_id,
             clean_session=None if five else False,

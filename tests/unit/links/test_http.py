@@ -1,0 +1,286 @@
+"""The HTTP client: samples, resumed downloads, bounds, and an error that names the phase for each way to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from links.http import HttpLink, server_seconds
+from links.http_server import RunningServer, serve
+from links.port import RejectedStatus, Request, Response, Route
+from links.shaped import ShaperProxy
+from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
+from protocol.events import TransferSample
+
+FILE = bytes(range(256)) * 2000
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def raw_server(handler: Handler) -> AsyncIterator[int]:
+    """A TCP server that speaks whatever the handler does; yields its port."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def run() -> None:
+            try:
+                await handler(reader, writer)
+            finally:
+                writer.transport.abort()
+
+        task = asyncio.get_running_loop().create_task(run())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RunningServer]:
+    async def work(request: Request) -> Response:
+        await asyncio.sleep(0.2)
+        return Response(200, {}, b"done")
+
+    async def file(request: Request) -> Response:
+        first = request.headers.get("range", "").removeprefix("bytes=").partition("-")[0]
+        headers = {"etag": '"v1"'}
+        if not first or request.headers.get("if-range", '"v1"') != '"v1"':
+            return Response(200, headers, FILE)
+        if int(first) >= len(FILE):
+            return Response(416, headers | {"content-range": f"bytes */{len(FILE)}"})
+        span = f"bytes {first}-{len(FILE) - 1}/{len(FILE)}"
+        return Response(206, headers | {"content-range": span}, FILE[int(first) :])
+
+    running = await serve([Route("POST", "/work", work), Route("GET", "/file", file)])
+    yield running
+    await running.close()
+
+
+async def test_the_servers_own_time_is_taken_out_of_the_sample(server: RunningServer) -> None:
+    samples: list[TransferSample] = []
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}", sink=samples.append)
+    await link.exchange("/work", {}, bytes(10_000), 5)
+    await asyncio.sleep(0.3)
+    await link.exchange("/work", {}, bytes(10_000), 5)
+    await link.close()
+    assert [sample.size_bytes for sample in samples] == [10_000, 10_000]
+    assert all(sample.server_s >= 0.19 and sample.seconds < 0.15 for sample in samples)
+    assert samples[0].idle_before_s == 0.0
+    assert samples[1].idle_before_s >= 0.29
+
+
+async def test_a_transfer_under_way_can_be_seen_and_a_given_up_one_is_told(server: RunningServer) -> None:
+    samples: list[TransferSample] = []
+    proxy = ShaperProxy("127.0.0.1", server.port, up_bytes_per_s=0)
+    link = HttpLink("c", f"http://127.0.0.1:{await proxy.start()}", sink=samples.append)
+    assert link.under_way() is None
+    stuck = asyncio.ensure_future(link.exchange("/work", {}, bytes(200_000), 0.5))
+    await asyncio.sleep(0.2)
+    running = link.under_way()
+    assert running is not None
+    assert (running.size_bytes, running.complete, running.direction) == (200_000, False, "up")
+    assert 0.1 < running.seconds < 0.5
+    with pytest.raises(LinkTimeout):
+        await stuck
+    assert [(sample.size_bytes, sample.complete) for sample in samples] == [(200_000, False)]
+    assert samples[0].seconds >= 0.4
+    assert link.under_way() is None
+    await link.close()
+    await proxy.close()
+
+
+async def test_large_answers_are_samples_of_the_way_down(server: RunningServer) -> None:
+    samples: list[TransferSample] = []
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}", sink=samples.append)
+    await link.exchange("/file", {}, b"", 5, method="GET")
+    await link.close()
+    assert [(sample.direction, sample.size_bytes) for sample in samples] == [("up", 0), ("down", len(FILE))]
+
+
+async def test_connections_are_kept(server: RunningServer) -> None:
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
+    for _ in range(5):
+        await link.exchange("/file", {}, b"", 5, method="GET")
+    assert server.connections == 1
+    await link.close()
+
+
+@pytest.mark.parametrize("etag", [None, '"v1"'])
+async def test_a_download_goes_on_where_it_stopped(server: RunningServer, etag: str | None) -> None:
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
+    file = io.BytesIO(FILE[:1234])
+    seen: list[tuple[int, int | None]] = []
+    fetched = await link.fetch_to("/file", file, 1234, lambda done, whole: seen.append((done, whole)), etag=etag)
+    await link.close()
+    assert (fetched.size_bytes, fetched.etag, file.getvalue() == FILE) == (len(FILE), '"v1"', True)
+    assert seen[-1] == (len(FILE), len(FILE))
+
+
+async def test_a_download_of_a_changed_file_starts_again(server: RunningServer) -> None:
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
+    file = io.BytesIO(b"old content that is no longer valid")
+    await link.fetch_to("/file", file, 35, etag='"v0"')
+    assert file.getvalue() == FILE
+    complete = await link.fetch_to(f"http://127.0.0.1:{server.port}/file", file, len(FILE))
+    assert complete.size_bytes == len(FILE)
+    await link.close()
+
+
+async def test_a_download_over_its_bound_or_not_there_is_refused(server: RunningServer) -> None:
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
+    with pytest.raises(LinkError, match="at most 100"):
+        await link.fetch_to("/file", io.BytesIO(), max_bytes=100)
+    with pytest.raises(RejectedStatus) as refusal:
+        await link.fetch_to("/none", io.BytesIO())
+    assert refusal.value.status == 404
+    await link.close()
+
+
+async def test_a_download_that_is_cut_keeps_what_came() -> None:
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n" + bytes(400))
+        await writer.drain()
+
+    async with raw_server(half) as port:
+        link = HttpLink("c", f"http://127.0.0.1:{port}")
+        file = io.BytesIO()
+        with pytest.raises(LinkClosed):
+            await link.fetch_to("/file", file)
+        await link.close()
+    assert len(file.getvalue()) <= 400
+
+
+async def test_a_disk_that_is_full_is_a_config_error(server: RunningServer) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(28, "No space left on device")
+
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
+    with pytest.raises(ConfigError, match="No space left"):
+        await link.fetch_to("/file", Full())
+    await link.close()
+
+
+async def test_answers_over_the_bound_are_refused(server: RunningServer) -> None:
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}", max_reply_bytes=1000)
+    with pytest.raises(LinkError, match="at most 1000"):
+        await link.exchange("/file", {}, b"", 5, method="GET")
+    await link.close()
+
+
+async def test_an_answer_without_end_is_cut_off_at_the_bound() -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
+        while True:
+            writer.write(bytes(10_000))
+            await writer.drain()
+
+    async with raw_server(endless) as port:
+        link = HttpLink("c", f"http://127.0.0.1:{port}", max_reply_bytes=100_000)
+        with pytest.raises(LinkError, match="more than the 100000"):
+            await link.exchange("/x", {}, b"", 5)
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", LinkClosed),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nfour", LinkClosed),
+        (b"this is not HTTP\r\n\r\n", LinkError),
+        (b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n", LinkError),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 40_000 + b"\r\n\r\n", LinkError),
+    ],
+)
+async def test_peers_that_break_the_rules_are_link_errors(answer: bytes, kind: type[LinkError]) -> None:
+    async def break_rules(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async with raw_server(break_rules) as port:
+        link = HttpLink("c", f"http://127.0.0.1:{port}")
+        with pytest.raises(kind):
+            await link.exchange("/x", {}, b"{}", 2)
+        await link.close()
+
+
+async def test_errors_name_the_peer_and_the_phase(free_port: Callable[[], int]) -> None:
+    nobody = HttpLink("desk", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(LinkError, match=r"desk.*connecting") as refusal:
+        await nobody.exchange("/x", {}, b"", 2)
+    assert refusal.value.next_step
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(10)
+
+    async with raw_server(silent) as port:
+        waiting = HttpLink("desk", f"http://127.0.0.1:{port}")
+        with pytest.raises(LinkTimeout, match="waiting for the answer"):
+            await waiting.exchange("/x", {}, b"{}", 0.2)
+        encrypted = HttpLink("desk", f"https://127.0.0.1:{port}")
+        with pytest.raises(LinkTimeout, match="connecting"):
+            await encrypted.exchange("/x", {}, b"{}", 0.2)
+        for link in (waiting, encrypted):
+            await link.close()
+    await nobody.close()
+
+
+async def test_a_peer_that_vanishes_in_a_frame_stream_is_link_closed() -> None:
+    async def upgrade_then_die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        (key,) = re.findall(r"(?i)sec-websocket-key: (\S+)", head)
+        accept = hashlib.sha1(f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+            b"sec-websocket-accept: " + base64.b64encode(accept) + b"\r\n\r\n"
+        )
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+    async with raw_server(upgrade_then_die) as port:
+        link = HttpLink("c", f"http://127.0.0.1:{port}")
+        stream = await link.open("/frames")
+        with pytest.raises(LinkClosed):
+            await stream.receive()
+        await stream.close()
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("app;dur=12.5", 0.0125),
+        ('db;dur=3, app;desc="x";dur=7', 0.007),
+        ("app", 0.0),
+        ("app;dur=nonsense", 0.0),
+        ("app;dur=-5", 0.0),
+        ("app;dur=inf", 0.0),
+        ("app;dur=nan", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_server_timing_is_read_leniently(value: str, seconds: float) -> None:
+    assert server_seconds({"server-timing": value}) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "127.0.0.1:80"])
+def test_an_address_that_is_no_url_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError):
+        HttpLink("c", url)
