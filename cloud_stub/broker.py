@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_stub.broker_gate import (
+    CONNECT_BYTE,
     MAX_CONNECT_BYTES,
     MAX_PACKET_BYTES,
     Connect,
@@ -227,6 +228,8 @@ def _certificate_name(writer: asyncio.StreamWriter) -> str:
 async def _read_connect(reader: asyncio.StreamReader) -> bytes:
     """The bytes of the first packet, bounded."""
     head = bytearray(await reader.readexactly(2))
+    if head[0] != CONNECT_BYTE:
+        raise ProtocolError("the first packet is not a CONNECT", field="packet")
     while (length := remaining_length(bytes(head[1:]))) is None:
         head += await reader.readexactly(1)
     if length[0] > MAX_CONNECT_BYTES:

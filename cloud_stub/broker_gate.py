@@ -24,6 +24,9 @@ BAD_VERSION_V4 = b"\x20\x02\x00\x01"
 BAD_VERSION_V5 = b"\x20\x03\x00\x84\x00"
 """CONNACK of MQTT 5 with reason 0x84, by which a client learns to step down to 3.1.1."""
 
+CONNECT_BYTE = 0x10
+"""The whole first byte of a CONNECT: its flags are zero."""
+
 _CONNECT, _PUBLISH = 1, 3
 
 
