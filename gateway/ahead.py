@@ -45,8 +45,8 @@ class Ahead:
 
     @property
     def ready(self) -> bool:
-        """The prefix is prefilled and extending keeps up."""
-        return self._continuation is not None and self.error is None and self.lag_tokens <= 2 * EXTEND_TOKENS
+        """The prefix is prefilled; `lag_tokens` says what is still to be read."""
+        return self._continuation is not None and self.error is None
 
     @property
     def lag_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from attrs import define, field
 
@@ -45,8 +46,9 @@ class Answer:
         status = "cancelled"
         stream = self.owner.tokens()
         try:
-            async for piece in self._scan(stream):
-                yield piece
+            async with aclosing(self._scan(stream)) as pieces:
+                async for piece in pieces:
+                    yield piece
             status = "ok"
         except MidstreamError as err:
             status = err.code

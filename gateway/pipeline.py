@@ -9,9 +9,10 @@ from attrs import evolve, frozen
 
 from gateway import dispatch
 from gateway.answer import Answer
+from gateway.attempt import StreamPorts
 from gateway.context import Constraints, RequestContext, constraints_of
 from gateway.settings import GatewaySettings
-from gateway.stream import StreamOwner, StreamPorts
+from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard
 from protocol.chat import ChatRequest, prompt_bytes
 from protocol.clock import Clock

@@ -13,6 +13,9 @@ from gateway.targets import Target
 from protocol.errors import MidstreamError
 from protocol.text import Token
 
+CLOSING_S = 10.0
+"""An engine gets this long to give a slot back (a prefill batch on a slow device takes seconds)."""
+
 Begin = Callable[[Target], Awaitable["Live"]]
 """Prepares a target and waits for its first token; closes what it opened when it fails or is cancelled."""
 
@@ -54,8 +57,12 @@ class Cleanup:
         task.add_done_callback(self._tasks.discard)
 
     async def drain(self) -> None:
-        """Return when all of them have ended."""
+        """Return when all of them have ended; one that hangs is cancelled after CLOSING_S."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSING_S)
         while self._tasks:
+            for task in self._tasks:
+                task.cancel()
             await asyncio.wait(self._tasks)
 
 

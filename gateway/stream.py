@@ -8,24 +8,22 @@ The law: the stream is the source's tokens up to the cut and what the target gen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from math import floor
-
-from attrs import evolve, frozen
 
 from engines.port import Continuation
 from gateway.ahead import Ahead
+from gateway.attempt import Attempts, StreamPorts
 from gateway.context import RequestContext
 from gateway.dispatch import patience
-from gateway.line import AnswerLine, ids_may_cross
+from gateway.line import AnswerLine
 from gateway.migration import Move, StreamView, migrate
 from gateway.race import AllFailed, Cleanup, Live, race
 from gateway.settings import GatewaySettings
 from gateway.stops import Owned
-from gateway.targets import AnswerLengths, Target, TargetBoard
-from protocol.clock import Clock
-from protocol.errors import EngineError, Full, LinkTimeout, MidstreamError, ProtocolError, RejectedError, Unsupported
-from protocol.events import Emit, HandedOver, SourceLost
+from gateway.targets import Target
+from protocol.errors import EngineError, Full, LinkTimeout, MidstreamError, ProtocolError, RejectedError
+from protocol.events import HandedOver, SourceLost
 from protocol.text import FinishReason, TextRequest, Token
 
 SHORTEST_CUT_S = 1.0
@@ -37,17 +35,6 @@ class AnswerCut(EngineError):
 
     http_status = 502
     code = "stream_truncated"
-
-
-@frozen
-class StreamPorts:
-    """What the owner shares with other streams. `rtt_s` gives round trips by target name, as far as known."""
-
-    board: TargetBoard
-    lengths: AnswerLengths
-    clock: Clock
-    emit: Emit
-    rtt_s: Callable[[], Mapping[str, float]]
 
 
 class StreamOwner:
@@ -80,6 +67,7 @@ class StreamOwner:
         self._live: Live | None = None
         self._ahead: Ahead | None = None
         self._cleanup = Cleanup()
+        self._attempts = Attempts(context, request, self._line, targets, ports, self._cleanup, settings.ahead_tokens)
         self._moves = 0
         self._losses = 0
         self._failed: set[str] = set()
@@ -132,72 +120,18 @@ class StreamOwner:
         self._take(live)
 
     async def _begin(self, target: Target, at: int) -> Live:
-        """Prepare `target` with the answer so far and wait for its first token; closes what it opened on failure."""
-        begun_s = self._ports.clock()
-        try:
-            async with asyncio.timeout(self._rest_s()):
-                return await self._first_token(target, at, begun_s)
-        except TimeoutError as err:
-            raise LinkTimeout(f"{target.name} gave no first token within the request's deadline") from err
-
-    async def _first_token(self, target: Target, at: int, begun_s: float) -> Live:
         ahead = self._ahead
-        if ahead is not None and ahead.target is target:
-            self._ahead = None
-            try:
-                continuation = await ahead.finish(at)
-            except BaseException:
-                self._cleanup.add(ahead.close())
-                raise
-        else:
-            continuation = await self._prepare(target, at)
-        live = Live(target, continuation, continuation.start(at, self._settings.ahead_tokens), None, 0.0)
-        try:
-            live.first = await anext(live.tokens)
-        except StopAsyncIteration as err:
-            self._cleanup.add(live.close())
-            raise EngineError(f"{target.name} ended without a token or a finish reason") from err
-        except BaseException:
-            self._cleanup.add(live.close())
-            raise
-        live.ttft_s = self._ports.clock() - begun_s
-        return live
-
-    async def _prepare(self, target: Target, at: int) -> Continuation:
-        if at or self._request.sampling.logprobs:
-            capabilities = await self._ports.board.capabilities(target, self._context.model)
-            if at and capabilities.continues == "no":
-                raise EngineError(f"{target.name} cannot continue a partial answer")
-            if self._request.sampling.logprobs and not capabilities.logprobs:
-                raise Unsupported(f"{target.name} gives no logprobs", next_step="leave logprobs out", field="logprobs")
-        request = evolve(self._request, prefix=tuple(self._tokens_for(target, 0, at)))
-        return await target.engine.prepare(request, self._rest_s())
-
-    def _tokens_for(self, target: Target, first: int, end: int) -> Sequence[Token]:
-        return self._line.tokens(first, end, self._by_ids(target))
-
-    def _by_ids(self, target: Target) -> bool:
-        """Whether `target` may be given token ids: every maker of the answer has its vocabulary."""
-        known = self._ports.board.known(target, self._context.model)
-        if known is None or known.continues != "ids":
-            return False
-        return ids_may_cross(known.vocabulary, self._line.makers, self._vocabulary)
-
-    def _vocabulary(self, name: str) -> str | None:
-        maker = next(target for target in self._targets if target.name == name)
-        known = self._ports.board.known(maker, self._context.model)
-        return known.vocabulary if known is not None else None
+        if ahead is None or ahead.target is not target:
+            return await self._attempts.begin(target, at)
+        self._ahead = None
+        return await self._attempts.begin(target, at, ahead)
 
     def _take(self, live: Live) -> None:
         """`live` generates from now on."""
         self._live = live
         self._waited_s, self._waited_tokens, self._blocked_s = 0.0, 0, 0.0
-        if self._ports.board.known(live.target, self._context.model) is None:
-            self._cleanup.add(self._learn(live.target))
-
-    async def _learn(self, target: Target) -> None:
-        # While it lives it can be asked for its vocabulary; after a loss only the answer's bytes would be left.
-        await self._ports.board.capabilities(target, self._context.model)
+        if self._attempts.known(live.target) is None:
+            self._cleanup.add(self._attempts.learn(live.target))
 
     def _source(self) -> Live:
         if self._live is None:
@@ -225,7 +159,7 @@ class StreamOwner:
         begun_s = self._ports.clock()
         # Without another engine there is nothing better to do than wait.
         alone = all(target is live.target for target in self._targets)
-        limit_s = self._rest_s() if alone else min(self._policy.stall_s, self._rest_s())
+        limit_s = self._attempts.rest_s() if alone else min(self._policy.stall_s, self._attempts.rest_s())
         try:
             async with asyncio.timeout(limit_s):
                 token = await anext(live.tokens)
@@ -262,13 +196,15 @@ class StreamOwner:
             return
         if self._ahead is not None and self._ahead.error is not None:
             self._give_up_ahead(self._ahead.error)
-        safe = self._ahead is not None and self._by_ids(self._ahead.target) and self._line.may_cut(None, by_ids=True)
+        ahead = self._ahead
+        by_ids = ahead is not None and self._attempts.by_ids(ahead.target)
+        safe = by_ids and self._line.may_cut(None, by_ids=True)
         await self._do(self._decide(self._line.next if safe else None))
 
     async def _cut_before(self, token: Token) -> bool:
         """The text path cuts in front of a token that begins a word; that token is then made anew by the target."""
         ahead = self._ahead
-        if ahead is None or not ahead.ready or token.finish is not None or self._by_ids(ahead.target):
+        if ahead is None or not ahead.ready or token.finish is not None or self._attempts.by_ids(ahead.target):
             return False
         if not self._line.may_cut(token.data, by_ids=False):
             return False
@@ -310,7 +246,7 @@ class StreamOwner:
         """True when the answer moved."""
         if move.act == "prepare":
             target = next(target for target in self._targets if target.name == move.target)
-            self._ahead = Ahead(target, self._prepare_ahead, self._tokens_for, lambda: self._line.whole)
+            self._ahead = Ahead(target, self._prepare_ahead, self._attempts.tokens_for, lambda: self._line.whole)
         elif move.act == "drop":
             self._give_up_ahead(None)
         elif move.act == "cut" and self._ahead is not None:
@@ -318,8 +254,8 @@ class StreamOwner:
         return False
 
     async def _prepare_ahead(self, target: Target, count: int) -> Continuation:
-        await self._learn(self._source().target)
-        return await self._prepare(target, count)
+        await self._attempts.learn(self._source().target)
+        return await self._attempts.prepare(target, count)
 
     def _give_up_ahead(self, error: MidstreamError | None) -> None:
         ahead, self._ahead = self._ahead, None
@@ -380,7 +316,7 @@ class StreamOwner:
         starts = self._fallback_starts(lost.target, at)
         if self._aborted:
             raise AnswerCut(f"the answer was cut at token {at}: {self._aborted}", next_step="ask again") from err
-        if self._losses > self._settings.max_losses or self._rest_s() <= 0:
+        if self._losses > self._settings.max_losses or self._attempts.rest_s() <= 0:
             raise self._cut_error(at, err) from err
         try:
             live = await race(starts, lambda target: self._begin(target, at), self._cleanup, self._note_failure)
@@ -416,7 +352,7 @@ class StreamOwner:
         return starts
 
     def _cut_error(self, at: int, err: MidstreamError) -> MidstreamError:
-        if self._rest_s() <= 0:
+        if self._attempts.rest_s() <= 0:
             return LinkTimeout(f"the answer was cut at token {at}: the request's deadline passed")
         return AnswerCut(f"the answer was cut at token {at}: {err.message}", next_step="ask again")
 
@@ -429,9 +365,6 @@ class StreamOwner:
         """Remember the decode rate, unless the reader was what held it back."""
         if self._waited_s > self._blocked_s:
             self._ports.board.decoded(live.target, self._context.model, self._waited_tokens, self._waited_s)
-
-    def _rest_s(self) -> float:
-        return max(0.0, self._context.deadline_at_s - self._ports.clock())
 
     async def _close(self) -> None:
         live, self._live = self._live, None

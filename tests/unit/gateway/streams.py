@@ -9,10 +9,11 @@ from attrs import evolve, frozen
 
 from engines.fakes_text import FakeTextEngine, fake_token
 from engines.port import TextEngine
+from gateway.attempt import StreamPorts
 from gateway.context import Constraints, RequestContext
 from gateway.settings import GatewaySettings
 from gateway.stops import Owned
-from gateway.stream import StreamOwner, StreamPorts
+from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard
 from protocol.events import Event, RecordingEmit
 from protocol.policy import MigrationPolicy, Policy
