@@ -123,7 +123,8 @@ def test_the_budget_holds_and_leased_models_stay_open(steps: list[tuple[str, int
         lease.release()
 
 
-def test_the_estimate_grows_with_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "m"
+@pytest.mark.parametrize(("suffix", "ratio"), [(".onnx", 6), (".tflite", 6), (".gguf", 1.2)])
+def test_the_estimate_grows_with_the_file(tmp_path: Path, suffix: str, ratio: float) -> None:
+    file = tmp_path / f"m{suffix}"
     file.write_bytes(bytes(1 << 20))
-    assert MEMORY_FLOOR_BYTES + (1 << 20) < estimate_bytes(file) < MEMORY_FLOOR_BYTES + (4 << 20)
+    assert estimate_bytes(file) == int(ratio * (1 << 20)) + MEMORY_FLOOR_BYTES
