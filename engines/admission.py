@@ -23,6 +23,10 @@ CLIP_RATIO = 4.0
 """A run counts at most this many medians, so that one swapped-out run cannot close the queue."""
 
 RESERVED_PART = 4
+"""One part in this many of the room is for those who cannot run the work themselves."""
+
+LEAST_SHARED_ROOM = 3
+"""With less room than this nothing is reserved: cores would idle while a caller that runs work hands nothing in."""
 
 MAX_WAITING = 256
 """Whatever the service time, more waiting work than this is memory spent on answers nobody expects any more."""
@@ -122,11 +126,9 @@ class Admission:
 
     @property
     def reserved(self) -> int:
-        """Room kept for those who cannot run the work themselves (the event loop's requests): a quarter.
-
-        None of a short queue: a caller that runs work itself hands nothing in meanwhile, and the cores must stay busy.
-        """
-        return self.capacity // RESERVED_PART
+        """Room kept for those who cannot run the work themselves: the event loop's requests."""
+        capacity = self.capacity
+        return max(1, capacity // RESERVED_PART) if capacity >= LEAST_SHARED_ROOM else 0
 
     def wait_s(self, load: Load) -> float:
         """Seconds that a newcomer would wait before it runs; 0 while a worker is free or nothing was measured."""
