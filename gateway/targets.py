@@ -9,6 +9,7 @@ from statistics import median
 from attrs import define, field, frozen
 
 from engines.port import TextEngine
+from protocol.errors import RejectedError
 from protocol.text import TextCapabilities
 
 WINDOW = 32
@@ -19,6 +20,11 @@ MAX_WATCHED = 256
 
 FIRST_REST_S, LONGEST_REST_S = 0.5, 30.0
 """A failed target is left alone for the first span, doubled with each failure in a row up to the second."""
+
+UNTOLD = TextCapabilities(
+    vocabulary=None, template=None, context_tokens=0, continues="text", grammar=False, logprobs=True, embeds=False
+)
+"""Stands for an engine that will not say what it can do: it gets bytes, and its own refusals are believed."""
 
 
 @frozen
@@ -115,10 +121,13 @@ class TargetBoard:
             self._watch(target, model).rates.append(tokens / seconds)
 
     async def capabilities(self, target: Target, model: str) -> TextCapabilities:
-        """Asked once, then remembered."""
+        """Asked once, then remembered. An engine that refuses the question counts as UNTOLD."""
         watch = self._watch(target, model)
         if watch.capabilities is None:
-            watch.capabilities = await target.engine.capabilities()
+            try:
+                watch.capabilities = await target.engine.capabilities()
+            except RejectedError:
+                return UNTOLD
         return watch.capabilities
 
     def known(self, target: Target, model: str) -> TextCapabilities | None:

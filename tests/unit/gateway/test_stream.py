@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 from engines.fakes_text import FakeTextEngine
 from gateway.settings import GatewaySettings
 from gateway.stream import AnswerCut
-from protocol.errors import ContextOverflow, EngineCrashed, Full, LinkClosed, LinkTimeout, MidstreamError, ProtocolError
+from protocol.errors import (
+    ContextOverflow,
+    EngineCrashed,
+    Full,
+    LinkClosed,
+    LinkTimeout,
+    MidstreamError,
+    NotFound,
+    ProtocolError,
+)
 from protocol.events import HandedOver, SourceLost
 from protocol.policy import MigrationPolicy
+from protocol.text import Prompt, TextCapabilities
 from tests.unit.gateway.streams import STAY, assert_all_closed, assert_law, collect, expected, rig, target
 
 COUNT = 48
@@ -363,3 +373,23 @@ async def test_no_move_back_to_a_side_that_was_lost_in_this_answer() -> None:
     made, _ = await moved(4, cloud)
     assert len(made.of(HandedOver)) == 1
     assert made.owner.sides[-1] == ("device", COUNT - 16)
+
+
+async def test_an_engine_that_does_not_tell_its_vocabulary_gets_bytes() -> None:
+    class Silent(FakeTextEngine):
+        async def capabilities(self) -> TextCapabilities:
+            raise NotFound("which model?")
+
+    cloud = Silent(name="cloud")
+    made, _ = await moved(6, cloud)
+    assert len(made.of(HandedOver)) == 1
+    assert all(token.id is None for token in cloud.prepared[0].prefix)
+
+
+@pytest.mark.parametrize("prompt", [(5, 6, 7), "text"])
+async def test_token_ids_of_a_request_never_reach_another_vocabulary(prompt: Prompt) -> None:
+    cloud = FakeTextEngine(name="cloud", vocabulary="another")
+    targets = [target("device", FakeTextEngine(tokens_per_s=1000)), target("cloud", cloud, tokens_per_s=1e9)]
+    made = rig(targets, migration=moving(4), prompt=prompt)
+    assert len(await collect(made.owner)) == COUNT
+    assert len(made.of(HandedOver)) == (0 if isinstance(prompt, tuple) else 1)
