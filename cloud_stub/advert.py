@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from links.port import Browser
 from protocol.errors import MidstreamError
@@ -37,7 +37,12 @@ def instance_name(name: str, fleet: str) -> str:
 
 
 async def advertise(
-    browser: Browser, instance: str, port: int, txt: Mapping[str, str], on_done: Callable[[str], None] = lambda _: None
+    browser: Browser,
+    instance: str,
+    port: int,
+    txt: Mapping[str, str],
+    on_done: Callable[[str], None] = lambda _: None,
+    retry_s: Sequence[float] = RETRY_S,
 ) -> None:
     """Announce until it works, then return. Only cancellation and bugs leave this function."""
     attempt = 0
@@ -45,7 +50,7 @@ async def advertise(
         try:
             used = await browser.advertise(SERVICE_TYPE, instance, port, txt)
         except MidstreamError as err:
-            pause_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+            pause_s = retry_s[min(attempt, len(retry_s) - 1)]
             (log.warning if attempt == 0 else log.debug)("mDNS: %s; again in %.0f s", err, pause_s)
             attempt += 1
             await asyncio.sleep(pause_s)

@@ -193,7 +193,8 @@ class CoordinatorHouse:
     def _start_background(self) -> None:
         """Nothing here is waited for by READY."""
         self._spawn(self.tails.prepare())
-        self._spawn(self.text.warm())
+        if self.config.models or len(self.text.models) == 1:
+            self._spawn(self.text.warm())
         self._spawn(self._keep_certificates())
         if self.config.mdns:
             self._spawn(self._announce())

@@ -1,0 +1,67 @@
+"""Bundles are cut in child processes: failures are told, cancelling ends the child, an orphan ends itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cloud_stub.cutting import CutJob, Cutter
+from protocol.decode import encode
+from protocol.models import CatalogueEntry, Source
+from tests.conftest import ROOT
+
+
+def entry(name: str, **changes: object) -> CatalogueEntry:
+    values: dict[str, object] = {
+        "name": name, "format": "onnx", "filename": "m.onnx", "sha256": "0" * 64, "size_bytes": 1,
+        "source": Source("file"), "recipe": "ppocr-cls",
+    }  # fmt: skip
+    return CatalogueEntry(**(values | changes))  # type: ignore[arg-type]
+
+
+async def never(model: str) -> None:
+    raise AssertionError(f"{model} is not ready")
+
+
+async def test_a_file_that_is_no_model_is_told_and_the_next_job_runs(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(b"not a model" * 100)
+    jobs = [CutJob(entry("bad"), bad), CutJob(entry("gone"), tmp_path / "gone.onnx")]
+    cutter = Cutter(tmp_path / "out", jobs, never)
+    await cutter.run()
+    assert cutter.state["bad"].startswith("failed: ")
+    assert "models pull" in cutter.state["gone"]
+    assert not (tmp_path / "out" / "bad").exists(), "nothing half-written"
+
+
+async def test_cancelling_ends_the_child(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
+    shapes = {"x": (1, 3, 480, 480)}
+    job = CutJob(entry("det", recipe="ppocr-det", input_shapes=shapes), model_file("ppocr-v4-det"))
+    cutter = Cutter(tmp_path / "out", [job], never)
+    task = asyncio.create_task(cutter.run())
+    async with asyncio.timeout(20):
+        while not cutter.state.get("det", "").startswith("building"):
+            await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert not (tmp_path / "out" / "det").exists()
+
+
+async def test_an_orphan_ends_itself(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
+    work = {
+        "entry": json.loads(encode(entry("det", recipe="ppocr-det", input_shapes={"x": (1, 3, 480, 480)}))),
+        "file": str(model_file("ppocr-v4-det")),
+        "out": str(tmp_path / "out"),
+        "threads": 1,
+    }
+    command = [sys.executable, "-m", "cloud_stub.cutting", json.dumps(work)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as child:
+        assert child.stdin is not None and child.stdout is not None
+        assert await asyncio.to_thread(child.stdout.readline)
+        child.stdin.close()
+        assert await asyncio.to_thread(child.wait, 10) == 3

@@ -1,0 +1,132 @@
+"""Smaller parts of the house: addresses, the advertisement, text engines and their handoff endpoint, access."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud_stub.access import admin, bearer, error_response, fleet_member
+from cloud_stub.addresses import advertised, local_url_host
+from cloud_stub.advert import SERVICE_TYPE, advertise, instance_name, txt_record
+from cloud_stub.config import CoordinatorConfig
+from cloud_stub.tails import ServedStore
+from cloud_stub.text import TextHouse, open_engines, owner_of
+from engines.catalogue import load_catalogue
+from engines.fakes_text import FakeTextEngine
+from engines.peer import PeerEngine
+from links.memory import MemoryBrowser, MemoryLink, MemoryNetwork
+from links.port import Request
+from links.service_record import MAX_TXT_BYTES, check_service
+from protocol.errors import Full, LinkError, NotFound
+from protocol.events import ignore
+from protocol.text import Sampling, TextRequest
+
+
+def config(folder: Path, **changes: Any) -> CoordinatorConfig:
+    return CoordinatorConfig(state_dir=folder, models_dir=folder / "models", **changes)
+
+
+def test_addresses_are_those_configured_or_the_host_or_the_machines(tmp_path: Path) -> None:
+    assert advertised(config(tmp_path, addresses=("cloud.lan", "10.0.0.9"))) == ("cloud.lan", "10.0.0.9")
+    assert advertised(config(tmp_path, host="127.0.0.1")) == ("127.0.0.1",)
+    found = advertised(config(tmp_path))
+    assert found[-1] == "127.0.0.1", "loopback last: it means another machine elsewhere"
+    assert len(set(found)) == len(found) <= 8
+    assert [local_url_host(h) for h in ("0.0.0.0", "::", "10.0.0.1", "fd00::1")] == [
+        "127.0.0.1", "127.0.0.1", "10.0.0.1", "[fd00::1]",
+    ]  # fmt: skip
+
+
+class Stubborn(MemoryBrowser):
+    """A browser whose interface is not up at first."""
+
+    failures = 2
+
+    async def advertise(self, service_type: str, instance: str, port: int, txt: Mapping[str, str]) -> str:
+        if self.failures:
+            self.failures -= 1
+            raise LinkError("no interface")
+        return await super().advertise(service_type, instance, port, txt)
+
+
+async def test_the_advertisement_holds_public_facts_and_is_tried_again() -> None:
+    network, told = MemoryNetwork(), list[str]()
+    txt = txt_record("coordinator", "lab", "ab" * 32, 8883)
+    check_service(SERVICE_TYPE, instance_name("abc123-8791", "f" * 32), 8791, txt)
+    assert sum(len(f"{k}={v}") + 1 for k, v in txt.items()) < MAX_TXT_BYTES
+    await advertise(Stubborn(network), instance_name("a", "lab"), 8791, txt, told.append, retry_s=(0.01,))
+    (found,) = await MemoryBrowser(network).browse(SERVICE_TYPE, 0.1)
+    assert found.port == 8791
+    assert found.txt == {"txtvers": "1", "id": "coordinator", "v": "1", "fl": "lab", "fp": "ab" * 8, "bp": "8883"}
+    assert told == ["midstream lab a"]
+    await advertise(MemoryBrowser(network), instance_name("a", "lab"), 8792, txt, told.append)
+    assert told[1] != told[0], "a second coordinator of that name is renamed, not fatal"
+
+
+async def test_handoff_serves_the_engine_of_the_model() -> None:
+    house = TextHouse({"tiny": FakeTextEngine(answer_tokens=6)})
+    link = MemoryLink("cloud", frame_routes=[house.handoff()], peer="pi-1")
+    engine = PeerEngine(lambda: link.open("/midstream/v1/handoff"))
+    continuation = await engine.prepare(TextRequest("tiny", "hello", Sampling(max_tokens=6)), 5)
+    tokens = [token async for token in continuation.start(0, 64)]
+    assert [token.index for token in tokens if token.data] == list(range(6))
+    await continuation.close()
+    with pytest.raises(NotFound, match="no text model"):
+        await engine.prepare(TextRequest("huge", "hello"), 5)
+    await engine.close()
+    await link.close()
+    await house.close()
+
+
+async def test_the_front_has_one_local_target() -> None:
+    house = TextHouse({"tiny": FakeTextEngine()})
+    (target,) = house.targets()
+    assert (target.name, target.local, target.models) == ("cloud", True, frozenset({"tiny"}))
+    front = house.front(ignore)
+    await front.start()
+    assert "/v1/chat/completions" in {route.path for route in front.routes}
+    await front.stop()
+    await house.close()
+
+
+def test_text_says_why_there_is_none(tmp_path: Path) -> None:
+    store = ServedStore(tmp_path / "models", load_catalogue(), lambda name: True)
+    engines, why = open_engines(config(tmp_path), store)
+    assert engines == {} and "models pull" in why
+    assert open_engines(config(tmp_path, text_engine="none"), store)[1] == "text is switched off"
+
+
+def request(headers: Mapping[str, str] | None = None, peer: str | None = None, path: str = "/v1/models") -> Request:
+    return Request("GET", path, headers or {}, peer=peer)
+
+
+def test_who_is_who() -> None:
+    check = fleet_member(lambda name: name != "revoked", lambda key: key == "good")
+    assert check(request(peer="pi-1")) == "pi-1"
+    assert check(request(peer="revoked")) is None
+    assert check(request({"authorization": "Bearer good"})) == "client"
+    assert check(request({"authorization": "bearer  good "})) == "client"
+    for wrong in ("Bearer bad", "Basic good", "good", "", "Bearer " + "x" * 300, "Bearer "):
+        assert check(request({"authorization": wrong})) is None, wrong
+    assert admin(lambda key: False)(request({"authorization": "Bearer good"})) is None
+    assert bearer(request()) is None
+    assert owner_of(request(peer="pi-1")) == "device:pi-1"
+    assert owner_of(request({"authorization": "Bearer a"})) != owner_of(request({"authorization": "Bearer b"}))
+    assert "good" not in owner_of(request({"authorization": "Bearer good"}))
+
+
+def test_errors_have_the_shape_of_their_api() -> None:
+    full = Full("busy", retry_after_s=2.0)
+    assert b'"error": "busy' in bytes(error_response(request(path="/v2/models/m/infer"), full).body)  # type: ignore[arg-type]
+    answer = error_response(request(), full)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+    assert b'"type": "server_error"' in bytes(answer.body)  # type: ignore[arg-type]
+
+
+async def test_only_wanted_models_are_listed(tmp_path: Path) -> None:
+    store = ServedStore(tmp_path / "models", load_catalogue(), lambda name: name == "ppocr-v4-det")
+    assert [s.entry.name for s in await asyncio.to_thread(store.list)] == ["ppocr-v4-det"]
