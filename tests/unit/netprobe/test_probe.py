@@ -1,0 +1,261 @@
+"""LinkProbe: which samples count, when a window is dropped, what a view says meanwhile."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netprobe.probe import LinkProbe
+from protocol.clock import FakeClock
+from protocol.events import Direction, TransferSample
+
+
+class Link:
+    """Feeds a probe with the transfers of an ideal link."""
+
+    def __init__(self, floor_s: float = 0.04, rate: float = 1e6) -> None:
+        self.clock = FakeClock(100.0)
+        self.probe = LinkProbe(self.clock)
+        self.floor_s, self.rate = floor_s, rate
+
+    def send(
+        self, size: int, *, idle_s: float = 0.0, direction: Direction = "up", extra_s: float = 0.0, link: str = "cloud"
+    ) -> TransferSample:
+        seconds = self.floor_s + size / self.rate + extra_s
+        self.clock.advance(idle_s + seconds)
+        sample = TransferSample(
+            at_s=self.clock(), link=link, direction=direction, size_bytes=size, seconds=seconds, idle_before_s=idle_s
+        )
+        self.probe.add(sample)
+        return sample
+
+    def predicted(self, size: int) -> float:
+        return self.probe.view("cloud", "up", self.clock()).seconds_for(size)
+
+    def truth(self, size: int) -> float:
+        return self.floor_s + size / self.rate
+
+
+def test_nothing_is_known_of_a_link_nobody_used() -> None:
+    view = LinkProbe(FakeClock()).view("cloud", "up", 5.0)
+    assert (view.samples, view.rtt_s, view.under_way) == (0, None, None)
+    assert view.seconds_for(1) == math.inf
+
+
+def test_small_frames_feed_the_round_trip_and_not_the_window() -> None:
+    link = Link()
+    for _ in range(5):
+        link.send(200)
+    view = link.probe.view("cloud", "up", link.clock())
+    assert view.samples == 0
+    assert view.rtt_s == pytest.approx(0.0402)
+
+
+def test_directions_and_links_are_kept_apart() -> None:
+    link = Link()
+    link.send(100_000)
+    assert link.probe.view("cloud", "down", link.clock()).samples == 0
+    assert link.probe.view("peer", "up", link.clock()).samples == 0
+
+
+def test_the_cloud_is_forgotten_when_the_interface_changes() -> None:
+    link = Link()
+    link.send(100_000)
+    link.send(100)
+    link.probe.reset("cloud")
+    view = link.probe.view("cloud", "up", link.clock())
+    assert (view.samples, view.rtt_s) == (0, None)
+
+
+def test_the_age_grows_until_the_next_transfer() -> None:
+    link = Link()
+    link.send(100_000)
+    link.clock.advance(30)
+    assert link.probe.view("cloud", "up", link.clock()).age_s == pytest.approx(30)
+    link.send(100_000)
+    assert link.probe.view("cloud", "up", link.clock()).age_s == 0
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_two_jumps_the_same_way_drop_the_window(factor: float) -> None:
+    link = Link()
+    for size in (20_000, 200_000, 50_000, 400_000, 100_000, 300_000, 80_000, 150_000):
+        link.send(size)
+    assert link.probe.resets == 0
+    link.rate *= factor
+    link.send(300_000)
+    link.send(200_000)
+    assert link.probe.resets == 1
+    assert link.predicted(250_000) == pytest.approx(link.truth(250_000), rel=0.25)
+
+
+def test_one_odd_transfer_drops_nothing() -> None:
+    link = Link()
+    for size in (20_000, 200_000, 50_000, 400_000, 100_000, 300_000):
+        link.send(size)
+    link.send(100_000, extra_s=3.0)
+    link.send(120_000)
+    link.send(100_000, extra_s=3.0)
+    assert link.probe.resets == 0
+    assert link.predicted(200_000) == pytest.approx(link.truth(200_000), rel=0.3)
+
+
+def test_a_change_of_size_is_no_change_of_the_link() -> None:
+    link = Link(floor_s=0.2, rate=5e6)
+    for _ in range(6):
+        link.send(10_000)
+    for _ in range(4):
+        link.send(2_000_000)
+    assert link.probe.resets == 0
+    assert link.predicted(1_000_000) == pytest.approx(link.truth(1_000_000), rel=0.05)
+
+
+def test_the_first_transfer_after_a_pause_does_not_count_while_better_is_known() -> None:
+    link = Link()
+    for size in (50_000, 100_000, 200_000):
+        link.send(size)
+    link.send(100_000, idle_s=20.0, extra_s=0.4)
+    assert link.probe.view("cloud", "up", link.clock()).samples == 3
+    link.send(100_000, idle_s=20.0)
+    assert link.probe.view("cloud", "up", link.clock()).samples == 4
+
+
+def test_after_a_long_silence_even_a_slow_first_transfer_counts() -> None:
+    """The one cheap request in N that looks whether a link has recovered always comes after a pause."""
+    link = Link()
+    link.send(100_000)
+    link.send(100_000, idle_s=120.0, extra_s=0.2)
+    assert link.probe.view("cloud", "up", link.clock()).samples == 2
+
+
+def test_a_transfer_under_way_lowers_the_rate_while_it_stalls() -> None:
+    link = Link()
+    for size in (50_000, 100_000, 200_000):
+        link.send(size)
+    before = link.predicted(100_000)
+
+    def stalled() -> TransferSample:
+        return TransferSample(
+            at_s=link.clock(), link="cloud", direction="up", size_bytes=100_000, seconds=5.0, complete=False
+        )
+
+    link.probe.watch("cloud", stalled)
+    view = link.probe.view("cloud", "up", link.clock())
+    assert view.under_way is not None
+    assert view.seconds_for(100_000) == pytest.approx(5.0)
+    assert before < 0.2
+    assert link.probe.view("cloud", "down", link.clock()).under_way is None
+
+
+def test_a_transfer_under_way_that_is_on_time_changes_nothing() -> None:
+    link = Link()
+    for size in (50_000, 100_000, 200_000):
+        link.send(size)
+    before = link.predicted(100_000)
+    young = TransferSample(
+        at_s=link.clock(), link="cloud", direction="up", size_bytes=100_000, seconds=0.01, complete=False
+    )
+    link.probe.watch("cloud", lambda: young)
+    assert link.predicted(100_000) == before
+
+
+def test_a_transfer_that_was_given_up_holds_the_rate_down_until_the_next_one_ends() -> None:
+    link = Link()
+    for size in (50_000, 100_000, 200_000):
+        link.send(size)
+    link.probe.add(
+        TransferSample(at_s=link.clock(), link="cloud", direction="up", size_bytes=100_000, seconds=8.0, complete=False)
+    )
+    assert link.predicted(100_000) == pytest.approx(8.0)
+    link.send(100_000)
+    assert link.predicted(100_000) == pytest.approx(link.truth(100_000), rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_nonsense_is_dropped(seconds: float) -> None:
+    link = Link()
+    link.probe.add(TransferSample(at_s=0, link="cloud", direction="up", size_bytes=100_000, seconds=seconds))
+    assert link.probe.view("cloud", "up", 1.0).samples == 0
+
+
+def test_links_are_bounded() -> None:
+    link = Link()
+    for number in range(500):
+        link.send(100_000, link=f"peer-{number}")
+        link.send(100, link=f"peer-{number}")
+    assert len(link.probe.views("up", link.clock())) <= 128
+
+
+def test_a_snapshot_survives_json_and_keeps_ages() -> None:
+    link = Link()
+    for size in (50_000, 100_000, 200_000, 100):
+        link.send(size)
+    document = json.loads(json.dumps(link.probe.snapshot()))
+    clock = FakeClock(7.0)
+    again = LinkProbe(clock)
+    assert again.restore(document, away_s=60.0)
+    view = again.view("cloud", "up", clock())
+    assert view.seconds_for(150_000) == pytest.approx(link.truth(150_000))
+    assert view.age_s == pytest.approx(60.0, abs=0.1)
+    assert view.rtt_s == pytest.approx(0.0401)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"schema": "other/1.0"},
+        {"schema": "midstream.link-probe/1.0", "ways": [{}], "round_trips": {}},
+        {"schema": "midstream.link-probe/1.0", "ways": 5, "round_trips": {}},
+        {
+            "schema": "midstream.link-probe/1.0",
+            "ways": [{"link": "a", "direction": "sideways", "pairs": []}],
+            "round_trips": {},
+        },
+        {
+            "schema": "midstream.link-probe/1.0",
+            "ways": [{"link": "a", "direction": "up", "pairs": [[0, 1.0, 0.0]]}],
+            "round_trips": {},
+        },
+        {"schema": "midstream.link-probe/1.0", "ways": [], "round_trips": {"a": float("nan")}},
+    ],
+)
+def test_a_snapshot_that_does_not_fit_changes_nothing(document: dict[str, object]) -> None:
+    link = Link()
+    link.send(100_000)
+    assert not link.probe.restore(document)
+    assert link.probe.view("cloud", "up", link.clock()).samples == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    samples=st.lists(
+        st.tuples(st.integers(0, 1 << 32), st.floats(0, 1e5), st.floats(0, 1e4), st.booleans()), max_size=40
+    ),
+    size=st.integers(0, 1 << 32),
+)
+def test_views_are_never_negative_nor_nan(samples: list[tuple[int, float, float, bool]], size: int) -> None:
+    clock = FakeClock()
+    probe = LinkProbe(clock)
+    for size_bytes, seconds, idle_s, complete in samples:
+        clock.advance(seconds + idle_s)
+        probe.add(
+            TransferSample(
+                at_s=clock(),
+                link="cloud",
+                direction="up",
+                size_bytes=size_bytes,
+                seconds=seconds,
+                idle_before_s=idle_s,
+                complete=complete,
+            )
+        )
+        view = probe.view("cloud", "up", clock())
+        assert view.floor_s >= 0 and view.bytes_per_s >= 0 and view.age_s >= 0
+        predicted = view.seconds_for(size)
+        assert predicted >= 0 and not math.isnan(predicted)
+        assert view.seconds_for(size + 1000) >= predicted
