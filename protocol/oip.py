@@ -271,11 +271,13 @@ def _join(header: dict[str, Any], parts: list[bytes | memoryview]) -> tuple[dict
 
 def _dump(document: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8")
+        text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except ValueError as err:
         raise EngineError(
             "the answer holds NaN or Infinity, which JSON cannot say", next_step="ask for binary outputs"
         ) from err
+    # A name with half a surrogate pair, which JSON can say and UTF-8 cannot, keeps its escape.
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _header_length(headers: Mapping[str, str], size_bytes: int) -> int | None:

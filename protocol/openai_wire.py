@@ -183,8 +183,9 @@ def _vector(vector: Sequence[float], as_base64: bool) -> str | list[float]:
 
 
 def dump(document: Mapping[str, Any]) -> bytes:
-    """Compact JSON."""
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    """Compact JSON. Half a surrogate pair, which JSON can say and UTF-8 cannot, keeps its escape."""
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace")
 
 
 def data_event(document: Mapping[str, Any]) -> bytes:

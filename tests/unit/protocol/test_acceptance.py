@@ -134,6 +134,7 @@ def test_a_document_is_judged_again_when_the_clock_is_set() -> None:
     """CL1: held since before the clock was set; expiry shows as soon as the time can be trusted, with no restart."""
     policy = Policy(fleet="f", expires_s=NOW.unix_s - 10_000)
     assert not is_expired(policy, UNSET)
+    assert not is_expired(policy, WallTime(4e9, trusted=False))
     assert is_expired(policy, NOW)
     assert not is_expired(Policy(fleet="f"), NOW)
 

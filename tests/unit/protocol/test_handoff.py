@@ -184,7 +184,7 @@ def test_the_largest_frame_fits_and_one_byte_more_does_not() -> None:
         encode(STREAM, 1, Prepare(TextRequest("m", "x" * (room + 2))))
 
 
-@pytest.mark.parametrize("count", [2**17, 2**40])
+@pytest.mark.parametrize("count", [2, 60_000, 2**16 + 1, 2**40])
 def test_a_count_is_checked_before_anything_is_allocated(count: int) -> None:
     writer = Writer()
     writer.varint(0)

@@ -312,6 +312,14 @@ def test_any_bytes_give_a_request_or_an_error_of_ours(body: bytes, length: int |
             assert err.http_status in (400, 413)
 
 
+def test_an_id_with_half_a_surrogate_pair_is_echoed() -> None:
+    asked = json.loads(body_of())
+    asked["id"] = "\ud800"
+    request = decode_request("m", {}, json.dumps(asked).encode())
+    _, body = encode_response(InferResponse("m", request.inputs, id=request.id), False)
+    assert json.loads(body.decode("utf-8"))["id"] == "\ud800"
+
+
 def test_a_bad_answer_is_the_peers_fault() -> None:
     body = json.dumps({"outputs": [{"name": "y", "shape": [2], "datatype": "FP32", "data": [1]}]}).encode()
     with pytest.raises(ProtocolError):

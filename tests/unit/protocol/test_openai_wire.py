@@ -36,6 +36,7 @@ from protocol.openai_wire import (
     head_for,
     logprobs_object,
     models_list,
+    parse_chat,
     response,
     usage_chunk,
 )
@@ -151,6 +152,16 @@ def test_a_cut_stream_ends_with_an_error_and_no_done() -> None:
     events = sse.SseParser().feed(data_event(chunk(CHAT, "x")) + error_event(LinkError("gone")))
     assert json.loads(events[-1].data)["error"]["code"] == "upstream_error"
     assert not any(event.done for event in events)
+
+
+def test_half_a_surrogate_pair_never_breaks_an_answer() -> None:
+    """JSON escapes can say it; a refusal that names such a field must still be sendable."""
+    with pytest.raises(BadRequest) as caught:
+        parse_chat(b'{"model":"m","messages":[{"role":"user","content":"x"}],"logit_bias":{"\\ud800":1}}')
+    body = error_body(caught.value)[2]
+    assert json.loads(body.decode("utf-8"))["error"]["param"] == "logit_bias.\ud800"
+    calls = ({"id": "\ud800"},)
+    assert json.loads(chat_body("m", [Message("assistant", "", tool_calls=calls)], Sampling()))
 
 
 class TestUpstream:
