@@ -38,7 +38,7 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
         array = np.empty(len(elements), dtype=object)
         array[:] = elements
         return array.reshape(tensor.shape)
-    if tensor.datatype == "BOOL" and any(byte > 1 for byte in memoryview(tensor.data).cast("B").tobytes()):
+    if tensor.datatype == "BOOL" and np.frombuffer(tensor.data, np.uint8).max(initial=0) > 1:
         raise BadRequest("BOOL elements are 0 or 1", field=f"{tensor.name}.data")
     flat = np.frombuffer(tensor.data, dtype=np.dtype(NUMPY_NAMES[tensor.datatype]).newbyteorder("<"))
     return flat.reshape(tensor.shape)

@@ -99,6 +99,7 @@ class ModelStore:
         Raises NotFound, LinkError, EngineError (wrong bytes) or ConfigError (disk, pip).
         """
         entry = self._catalogue.get(name) or self.entry(name)
+        progress = _rising(progress)
         target = self.root / name / entry.filename
         with self._locked(name):
             if not self._holds(name, entry):
@@ -300,6 +301,18 @@ class ModelStore:
                 time.sleep(0.1)
             else:
                 return
+
+
+def _rising(progress: Progress) -> Progress:
+    """Never goes back: a wheel is downloaded first and unpacked then, and a server may not resume."""
+    most_bytes = 0
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        nonlocal most_bytes
+        most_bytes = max(most_bytes, done_bytes)
+        progress(most_bytes, total_bytes)
+
+    return report
 
 
 def default_store() -> ModelStore:

@@ -189,7 +189,9 @@ def test_a_wheel_member_is_taken_out_by_real_pip(tmp_path: Path) -> None:
     wheel(tmp_path / "index", "carrier", {"carrier/m.bin": BODY, "carrier/__init__.py": b"raise SystemExit"})
     source = Source("wheel", package="carrier==1.0", member="carrier/m.bin")
     store = store_of(tmp_path / "models", source, **offline(tmp_path / "index"))
-    assert store.pull("m").read_bytes() == BODY
+    seen: list[int] = []
+    assert store.pull("m", lambda done, total: seen.append(done)).read_bytes() == BODY
+    assert seen == sorted(seen)
     assert sorted(p.name for p in (tmp_path / "models" / "m").iterdir()) == ["entry.json", "m.bin"]
     assert list((tmp_path / "models" / ".incoming").iterdir()) == []
 
@@ -219,6 +221,13 @@ def test_a_wheel_without_the_member_and_a_damaged_wheel_are_named(tmp_path: Path
         store.pull("m")
     wheel(index, "carrier", {"carrier/m.bin": BODY})
     assert store.pull("m").read_bytes() == BODY
+
+
+def test_no_network_is_a_link_error(tmp_path: Path) -> None:
+    source = Source("wheel", package="carrier==1.0", member="m")
+    options = ("--isolated", "--index-url", "http://127.0.0.1:9/simple", "--retries", "0", "--no-cache-dir")
+    with pytest.raises(LinkError, match="reaches no package index"):
+        store_of(tmp_path, source, pip_options=options).pull("m")
 
 
 def test_without_pip_the_way_out_is_named(tmp_path: Path) -> None:
