@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +188,24 @@ async def serve_socket(descriptor: int) -> None:
     """The child: read the spec, serve the engine until the parent closes the socket."""
     frames = await SocketFrames.over(socket.socket(fileno=descriptor))
     spec = json.loads(await frames.receive() or b"{}")
-    engine = load_target(spec["target"], spec["settings"])
+    try:
+        engine = load_target(spec["target"], spec["settings"])
+    except EngineError as err:
+        await serve_stream(_refuses(err), frames)
+        return
     await serve_stream(lambda model: engine, frames)
     try:
         async with asyncio.timeout(END_S - 1):
             await engine.close()
     except TimeoutError:
         return
+
+
+def _refuses(err: EngineError) -> Callable[[str], TextEngine]:
+    def engine_for(model: str) -> TextEngine:
+        raise err
+
+    return engine_for
 
 
 def main() -> None:

@@ -1,0 +1,139 @@
+"""Prefill and decode rates of a text model over thread counts -> protocol.device.Measured.
+
+A schedule (profiles.benchmark) decides which probe runs and when; each is bounded in runs and in seconds. Numbers
+come from the engine as it is served (worker process, port), so they hold for what a request sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from statistics import median, quantiles
+
+from attrs import frozen
+
+from engines.port import TextEngine
+from protocol.clock import Clock
+from protocol.device import Measured
+from protocol.errors import EngineError
+from protocol.text import Sampling, TextRequest
+
+PREFILL_TOKENS = 192
+DECODE_TOKENS = 24
+RUNS = 3
+BUDGET_S = 12.0
+_WORDS = ("river", "stone", "cloud", "lamp", "paper", "wheel", "salt", "north")
+
+MakeEngine = Callable[[int], TextEngine]
+"""An engine with that many threads; the probe closes it."""
+
+
+@frozen
+class TextProbe:
+    """One measurement to be made. `run` takes about `expected_s` seconds and raises MidstreamErrors only.
+
+    Its two results are `prefill` and `decode`, per token.
+    """
+
+    name: str
+    expected_s: float
+    run: Callable[[], Awaitable[tuple[Measured, Measured]]]
+
+
+def text_probes(
+    make: MakeEngine,
+    digest: str,
+    *,
+    engine: str,
+    threads: Sequence[int],
+    runs: int = RUNS,
+    budget_s: float = BUDGET_S,
+    clock: Clock = time.perf_counter,
+) -> tuple[TextProbe, ...]:
+    """One probe per thread count."""
+
+    def probe(count: int) -> TextProbe:
+        async def run() -> tuple[Measured, Measured]:
+            made = make(count)
+            try:
+                return await measure(
+                    made, digest, engine=engine, threads=count, runs=runs, budget_s=budget_s, clock=clock
+                )
+            finally:
+                await made.close()
+
+        return TextProbe(f"{engine}: prefill and decode, {count} threads", budget_s / 2, run)
+
+    return tuple(probe(count) for count in threads)
+
+
+async def measure(
+    made: TextEngine,
+    digest: str,
+    *,
+    engine: str,
+    threads: int,
+    runs: int = RUNS,
+    budget_s: float = BUDGET_S,
+    clock: Clock = time.perf_counter,
+) -> tuple[Measured, Measured]:
+    """(prefill, decode) of a ready engine: at most `runs` runs after warming up, no new one after `budget_s` seconds.
+
+    Raises EngineError when not one run was completed.
+    """
+    await made.capabilities()
+    await _one(made, 0, 16, 4, clock)
+    began_s = clock()
+    prefills: list[tuple[float, int]] = []
+    decodes: list[tuple[float, int]] = []
+    for turn in range(1, runs + 1):
+        if turn > 1 and clock() - began_s > budget_s:
+            break
+        prefill, decode = await _one(made, turn, PREFILL_TOKENS, DECODE_TOKENS, clock)
+        prefills.append(prefill)
+        decodes.extend([decode] if decode[1] else [])
+    if not decodes:
+        raise EngineError("the model ended every answer at once, its speed cannot be measured")
+    return (
+        _measured(prefills, digest, engine, threads, "prefill"),
+        _measured(decodes, digest, engine, threads, "decode"),
+    )
+
+
+async def _one(
+    made: TextEngine, turn: int, words: int, count: int, clock: Clock
+) -> tuple[tuple[float, int], tuple[float, int]]:
+    """((prefill seconds, tokens), (decode seconds, tokens)) of one generation with a beginning of its own."""
+    # Another first word in each turn: nothing of the prompt may be in a cache.
+    text = " ".join([f"{turn}{_WORDS[turn % len(_WORDS)]}", *(_WORDS[i % len(_WORDS)] for i in range(words))])
+    began_s = clock()
+    continuation = await made.prepare(TextRequest("", text, Sampling(max_tokens=count)), 120.0)
+    ready_s = clock()
+    last_s = first_s = ready_s
+    tokens = 0
+    try:
+        async for token in continuation.start(0, count + 1):
+            last_s = clock()
+            first_s = last_s if tokens == 0 else first_s
+            tokens += 1 if token.data else 0
+    finally:
+        await continuation.close()
+    evaluated = max(1, continuation.prompt_tokens - continuation.cached_tokens)
+    await asyncio.sleep(0)
+    return (ready_s - began_s, evaluated), (last_s - first_s, max(0, tokens - 1))
+
+
+def _measured(samples: Sequence[tuple[float, int]], digest: str, engine: str, threads: int, what: str) -> Measured:
+    seconds = [s for s, _ in samples]
+    per_token = [s / tokens for s, tokens in samples]
+    cuts = quantiles(seconds, n=4) if len(seconds) > 1 else [0.0, 0.0, 0.0]
+    return Measured(
+        digest=digest,
+        engine=engine,
+        threads=threads,
+        what=what,
+        median_s=median(seconds),
+        spread_s=(cuts[2] - cuts[0]) / 2,
+        per_token_s=median(per_token),
+    )
