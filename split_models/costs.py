@@ -58,7 +58,7 @@ class CostTable:
         self._prior("device", "whole", manifest.whole_s * speed_ratio)
         self._prior("device", "before", around_s / 2 * speed_ratio)
         self._prior("device", "after", around_s / 2 * speed_ratio)
-        self._prior("server", "cloud", max(manifest.cloud_s, manifest.whole_s))
+        self._prior("server", "cloud", manifest.cloud_s or manifest.whole_s)
         for cut in manifest.cuts:
             share = cut.head_flops / manifest.flops if manifest.flops else 1.0
             self._prior("device", _head(cut), manifest.whole_s * speed_ratio * share)

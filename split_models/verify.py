@@ -93,11 +93,10 @@ def _through(
     partitioner: Partitioner, cut: Cut, runtime: TensorRuntime, room: Path, inputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     parts = partitioner.split(cut, RAW)
-    with (
-        _loaded(runtime, room / "head.onnx", parts.head) as head,
-        _loaded(runtime, room / "tail.onnx", parts.tail) as tail,
-    ):
-        return tuple(tail.run(head.run(inputs)))
+    with _loaded(runtime, room / "head.onnx", parts.head) as head:
+        crossing = head.run(inputs)
+    with _loaded(runtime, room / "tail.onnx", parts.tail) as tail:
+        return tuple(tail.run(crossing))
 
 
 @contextmanager

@@ -17,6 +17,8 @@ MAX_RELATIVE_ERROR = 1e-5
 MIN_CUTS = 40
 MIN_IOU = 0.99
 
+pytestmark = pytest.mark.timeout(240)  # loads about 200 sessions
+
 
 @pytest.mark.parametrize("name", [DET, CLS])
 def test_every_cut_equals_the_whole_model(name: str, model_file: Callable[[str], Path]) -> None:

@@ -1,0 +1,106 @@
+"""The cost table: priors, benchmark figures and what live requests report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.device import Measured
+from split_models.arm_cost import ArmCost
+from split_models.costs import CostTable
+from tests.unit.split_models.parts import cut, manifest
+
+
+def by_arm(table: CostTable, encoded_bytes: int | None = 5000) -> dict[str, ArmCost]:
+    return {str(cost.arm): cost for cost in table.arms(encoded_bytes, ["cloud"], lambda *_: True)}
+
+
+def test_priors_come_from_the_bundle_and_the_declared_ratio() -> None:
+    table = CostTable(manifest(cut("003")), speed_ratio=4.0, watts=5.0)
+    arms = by_arm(table)
+    assert arms["device"].device_s == pytest.approx(0.48)  # whole and what stands around it
+    assert arms["device"].joules == pytest.approx(2.4)
+    assert arms["cut:003:int8"].device_s == pytest.approx(0.08 + 0.04)
+    assert arms["cut:003:int8"].server_s == pytest.approx(0.02)
+    assert arms["cloud"].device_s == 0.0
+    assert arms["cloud"].up_bytes > 5000
+
+
+def test_raw_tensors_have_no_cloud_arm_and_no_recipe() -> None:
+    arms = by_arm(CostTable(manifest(cut("003"))), encoded_bytes=None)
+    assert set(arms) == {"device", "cut:003:int8"}
+    assert arms["device"].device_s == pytest.approx(0.1)
+
+
+def test_without_links_there_is_only_the_device() -> None:
+    table = CostTable(manifest(cut("003")))
+    assert [str(cost.arm) for cost in table.arms(100, [], lambda *_: True)] == ["device"]
+
+
+def test_benchmark_figures_replace_priors_and_scale_what_was_not_measured() -> None:
+    table = CostTable(manifest(cut("003"), cut("009", share=0.5)))
+    figure: dict[str, Any] = {"digest": "d" * 64, "engine": "onnx", "threads": 1, "spread_s": 0.0}
+    table.learn(
+        [Measured(what="whole", median_s=0.3, **figure), Measured(what="head:003:int8", median_s=0.07, **figure)]
+    )
+    assert table.seconds("device", "whole") == pytest.approx(0.3)
+    assert table.seconds("device", "head:003:int8") == pytest.approx(0.07)
+    assert table.seconds("device", "head:009:int8") == pytest.approx(0.15)
+
+
+def test_figures_of_another_model_are_not_taken() -> None:
+    table = CostTable(manifest(cut("003")))
+    table.learn([Measured(digest="f" * 64, engine="onnx", threads=1, what="whole", median_s=9.0, spread_s=0.0)])
+    assert table.seconds("device", "whole") == pytest.approx(0.1)
+
+
+def test_the_first_whole_run_corrects_unseen_heads() -> None:
+    table = CostTable(manifest(cut("003")))
+    table.observe("device", "whole", 0.5)
+    assert table.seconds("device", "whole") == pytest.approx(0.5)
+    assert table.seconds("device", "head:003:int8") == pytest.approx(0.05)
+
+
+def test_a_hot_device_makes_all_its_parts_dearer_and_the_server_none() -> None:
+    table = CostTable(manifest(cut("003")))
+    table.observe("device", "whole", 0.1)
+    table.observe("device", "head:003:int8", 0.02)
+    for _ in range(40):
+        table.observe("device", "whole", 0.3)
+    assert table.seconds("device", "whole") == pytest.approx(0.3, rel=0.02)
+    assert table.seconds("device", "head:003:int8") == pytest.approx(0.06, rel=0.02)
+    assert table.seconds("server", "tail:003:int8") == pytest.approx(0.02)
+
+
+def test_a_wrong_prior_of_one_head_does_not_slow_the_others() -> None:
+    table = CostTable(manifest(cut("003"), cut("009", share=0.5)))
+    table.observe("device", "whole", 0.1)
+    for _ in range(10):
+        table.observe("device", "head:003:int8", 0.08)  # the share of flops said 0.01
+    assert table.seconds("device", "whole") == pytest.approx(0.1)
+    assert table.seconds("device", "head:009:int8") == pytest.approx(0.05)
+
+
+def test_one_outlier_moves_the_estimate_by_less_than_a_third() -> None:
+    table = CostTable(manifest())
+    for _ in range(5):
+        table.observe("server", "cloud", 0.1)
+    table.observe("server", "cloud", 1.1)
+    assert table.seconds("server", "cloud") < 0.1 + 0.31
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_nonsense_is_ignored(seconds: float) -> None:
+    table = CostTable(manifest())
+    table.observe("device", "whole", seconds)
+    table.observe("device", "nobody", 1.0)
+    assert table.seconds("device", "whole") == pytest.approx(0.1)
+
+
+def test_unloaded_heads_are_marked_and_server_waits_are_added() -> None:
+    table = CostTable(manifest(cut("003"), cut("009")))
+    found = table.arms(100, ["cloud"], lambda ident, codec: ident == "009", {"cloud": 1.5})
+    loaded = {cost.arm.cut: cost.loaded for cost in found if cost.arm.kind == "cut"}
+    assert loaded == {"003": False, "009": True}
+    assert all(cost.server_s > 1.5 for cost in found if cost.arm.link)

@@ -1,0 +1,326 @@
+"""One request through plan, switch and arms: exactly one answer whatever the link does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+import pytest_asyncio
+from attrs import define, evolve, field
+
+from netprobe.view import LinkView
+from protocol.clock import FakeClock
+from protocol.errors import BadRequest, EngineError, Full, LinkClosed, LinkTimeout, MidstreamError, NotFound
+from protocol.events import ArmSwitched, RecordingEmit, TensorDone
+from protocol.policy import SplitPolicy
+from protocol.tensors import Tensor
+from split_models.arms import Arms, Work
+from split_models.plan import ModelPlan
+from split_models.runner import Answer, Runner, RunnerPorts
+from tests.unit.split_models.parts import HEAD, TAIL, Inline, Reaction, Scripted, WordRecipe, cut, floats, manifest
+
+Y = floats("y", 1, 2)
+ANSWER = floats("answer", 1, 2)
+SENT = Tensor("t003", "UINT8", (1, 8), bytes(8))
+FAST = LinkView(floor_s=0.001, bytes_per_s=1e9, rtt_s=None, samples=10, age_s=0.1)
+PRIVATE = SplitPolicy(raw_input_leaves=False, explore_one_in=0)
+
+
+@define(eq=False)
+class House:
+    """A runner with scripted ends and a clock of its own."""
+
+    policy: SplitPolicy = field(factory=lambda: SplitPolicy(explore_one_in=0))
+    clock: FakeClock = field(factory=FakeClock)
+    emit: RecordingEmit = field(factory=RecordingEmit)
+    views: dict[str, LinkView] = field(factory=lambda: {"cloud": FAST})
+    local: Scripted = field(factory=lambda: Scripted({"m": Y, HEAD: SENT}, compute_s=0.1))
+    remote: Scripted = field(factory=lambda: Scripted({"m": ANSWER, TAIL: Y}))
+    recipe: WordRecipe = field(factory=WordRecipe)
+    stale: list[str] = field(factory=list)
+    runner: Runner = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        plan = ModelPlan(manifest(cut(tail_s=0.05), cloud_s=0.03), self.recipe)
+        arms = Arms(self.local, lambda name: self.remote if name == "cloud" else None, Inline(), self.clock)
+        ports = RunnerPorts(
+            policy=lambda: self.policy,
+            links=lambda: self.views,
+            link_names=lambda: ("cloud",),
+            device_wait_s=self.local.wait_s,
+            server_wait_s=lambda _: self.remote.wait_s(),
+            loaded=self.local.loaded,
+            preload=self.local.preloaded.append,
+            stale=lambda: self.stale.append("stale"),
+            emit=self.emit,
+            clock=self.clock,
+        )
+        self.runner = Runner(plan, arms, ports)
+
+    async def ask(self, word: bytes = b"good", deadline_s: float = 10.0) -> Answer:
+        """One encoded request; a sampling period passes after it, and background work gets its turn."""
+        count = len(self.done())
+        answer = await self.runner.infer(Work(encoded=word, tensors=()), f"r{count}", deadline_s)
+        self.clock.advance(self.policy.period_s)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return answer
+
+    async def ask_raw(self) -> Answer:
+        answer = await self.runner.infer(Work(encoded=None, tensors=(floats("x", 1, 2, 3, 4),)), "raw", 10.0)
+        self.clock.advance(self.policy.period_s)
+        return answer
+
+    async def until(self, arm: str) -> None:
+        """Ask until requests use `arm`."""
+        for _ in range(12):
+            if str((await self.ask()).arm) == arm:
+                return
+        raise AssertionError(f"{arm} was never used, but {self.arms()}")
+
+    def done(self) -> list[TensorDone]:
+        return [event for event in self.emit.events if isinstance(event, TensorDone)]
+
+    def switches(self) -> list[ArmSwitched]:
+        return [event for event in self.emit.events if isinstance(event, ArmSwitched)]
+
+    def arms(self) -> list[str]:
+        return [event.arm for event in self.done()]
+
+
+@pytest_asyncio.fixture
+async def house() -> AsyncIterator[House]:
+    made = House()
+    yield made
+    await made.runner.close()
+
+
+async def test_starts_on_the_device_and_moves_after_three_periods(house: House) -> None:
+    for _ in range(6):
+        await house.ask()
+    assert house.arms() == ["device", "device", "device", "cloud", "cloud", "cloud"]
+    (switch,) = house.switches()
+    assert (switch.source, switch.target, switch.request_id) == ("device", "cloud", "r3")
+    assert "better" in switch.reason
+
+
+async def test_a_constant_link_switches_at_most_once(house: House) -> None:
+    for _ in range(30):
+        await house.ask()
+    assert len(house.switches()) == 1
+
+
+async def test_many_requests_in_one_period_count_once(house: House) -> None:
+    for _ in range(20):
+        await house.runner.infer(Work(encoded=b"good", tensors=()), "r", 10.0)
+    assert set(house.arms()) == {"device"}
+
+
+async def test_the_cut_arm_sends_only_the_crossing_tensor(house: House) -> None:
+    house.policy = PRIVATE
+    await house.until("cut:003:int8")
+    assert set(house.remote.asked) == {TAIL}
+    assert house.remote.received[-1] == (SENT,)
+    last = house.done()[-1]
+    assert (last.up_bytes, last.down_bytes) == (8, 8)
+    assert last.head_s == pytest.approx(0.1)
+    assert last.server_s == pytest.approx(0.01)
+
+
+async def test_the_cloud_arm_sends_the_encoded_input(house: House) -> None:
+    await house.until("cloud")
+    sent = house.remote.received[-1][0]
+    assert (sent.datatype, sent.shape, bytes(sent.data)) == ("BYTES", (1,), b"\x04\0\0\0good")
+
+
+FAILURES: Mapping[str, Reaction] = {
+    "closed": LinkClosed("gone"),
+    "timeout": LinkTimeout("late"),
+    "full": Full("full", retry_after_s=2.0),
+    "crashed": EngineError("broken"),
+    "vanished": NotFound("no such tail"),
+    "not finite": floats("y", float("nan"), 2),
+    "infinite": floats("y", 1, float("inf")),
+    "wrong shape": floats("y", 1, 2, 3),
+    "wrong datatype": Tensor("y", "FP64", (1, 2), bytes(16)),
+    "wrong name": floats("z", 1, 2),
+    "nothing": (),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+async def test_a_failing_tail_is_answered_by_the_device(house: House, kind: str) -> None:
+    house.policy = PRIVATE
+    await house.until("cut:003:int8")
+    house.remote.reactions[TAIL] = FAILURES[kind]
+    before = len(house.done())
+    answer = await house.ask()
+    assert bytes(answer.outputs[0].data) == bytes(ANSWER.data)
+    assert str(answer.arm) == "device"
+    assert len(house.done()) == before + 1
+    assert house.done()[-1].status == "ok"
+    assert "cut:003:int8 failed" in house.done()[-1].reason
+    assert house.recipe.decoded == before + 1, "the picture was decoded twice"
+    await house.ask()
+    assert house.arms()[-1] == "device"
+    assert house.switches()[-1].target == "device"
+
+
+@pytest.mark.parametrize("kind", ["closed", "timeout", "full", "crashed", "vanished", "nothing"])
+async def test_a_failing_cloud_is_answered_by_the_device(house: House, kind: str) -> None:
+    await house.until("cloud")
+    house.remote.reactions["m"] = FAILURES[kind]
+    answer = await house.ask()
+    assert (str(answer.arm), bytes(answer.outputs[0].data)) == ("device", bytes(ANSWER.data))
+
+
+async def test_other_weights_are_not_mixed(house: House) -> None:
+    house.policy = PRIVATE
+    await house.until("cut:003:int8")
+    house.remote.digest = "f" * 64
+    answer = await house.ask()
+    assert str(answer.arm) == "device"
+    assert "weights ffffffff" in answer.reason
+    assert house.stale, "nobody was told to fetch the bundle again"
+
+
+async def test_a_foreign_server_gives_no_digest(house: House) -> None:
+    house.policy = PRIVATE
+    house.remote.digest = ""
+    await house.until("cut:003:int8")
+    assert (await house.ask()).digest == manifest().digest
+
+
+async def test_a_peer_that_hangs_leaves_time_for_the_device() -> None:
+    house = House(policy=SplitPolicy(explore_one_in=0))
+    await house.until("cloud")
+    house.remote.reactions["m"] = 30.0
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    answer = await house.ask(deadline_s=0.5)
+    assert str(answer.arm) == "device"
+    assert loop.time() - began_s < 0.5
+
+
+async def test_no_time_for_the_link_goes_straight_to_the_device(house: House) -> None:
+    await house.until("cloud")
+    asked = len(house.remote.asked)
+    assert str((await house.ask(deadline_s=0.01)).arm) == "device"
+    assert len(house.remote.asked) == asked
+
+
+async def test_a_bad_input_is_named_once_and_no_arm_is_blamed(house: House) -> None:
+    with pytest.raises(BadRequest) as raised:
+        await house.ask(b"bad")
+    assert raised.value.field == "x"
+    assert [event.status for event in house.done()] == ["invalid_value"]
+    assert str((await house.ask()).arm) == "device"
+
+
+async def test_a_bad_input_on_the_cloud_arm_is_named_by_the_device(house: House) -> None:
+    await house.until("cloud")
+    house.remote.reactions["m"] = BadRequest("cannot decode", field="x")
+    with pytest.raises(BadRequest, match="not the word"):
+        await house.ask(b"bad")
+    house.remote.reactions["m"] = ANSWER
+    assert str((await house.ask()).arm) == "cloud", "the link was blamed for the input"
+
+
+async def test_a_full_device_spills_to_the_cloud(house: House) -> None:
+    house.local.reactions["m"] = Full("busy", retry_after_s=1.0)
+    answer = await house.ask()
+    assert str(answer.arm) == "cloud"
+    assert answer.reason == "device full"
+
+
+async def test_a_full_device_without_a_link_says_so(house: House) -> None:
+    house.views.clear()
+    house.local.reactions["m"] = Full("busy", retry_after_s=1.0)
+    with pytest.raises(Full):
+        await house.ask()
+    assert house.done()[-1].status == "over_capacity"
+
+
+async def test_a_dead_link_is_found_again_without_costing_a_request(house: House) -> None:
+    house.policy = evolve(house.policy, explore_one_in=4)
+    await house.until("cloud")
+    house.remote.reactions["m"] = LinkClosed("gone")
+    await house.ask()
+    dead = len(house.remote.asked)
+    for _ in range(12):
+        assert str((await house.ask()).arm) == "device"
+        await asyncio.sleep(0)
+    assert len(house.remote.asked) - dead == 3, "one in four looks at the link"
+    house.remote.reactions["m"] = ANSWER
+    await house.until("cloud")
+    assert all(event.status == "ok" for event in house.done())
+
+
+async def test_without_exploration_a_silent_link_is_left_alone(house: House) -> None:
+    house.views.clear()
+    for _ in range(50):
+        await house.ask()
+        await asyncio.sleep(0)
+    assert house.remote.asked == []
+
+
+async def test_the_first_request_looks_at_a_new_link(house: House) -> None:
+    house.policy = SplitPolicy(explore_one_in=20)
+    house.views.clear()
+    assert str((await house.ask()).arm) == "device"
+    await asyncio.sleep(0)
+    assert house.remote.asked == ["m"]
+
+
+async def test_an_unloaded_head_is_loaded_ahead_and_used_only_then(house: House) -> None:
+    house.policy = PRIVATE
+    house.local.unloaded.add(HEAD)
+    for _ in range(6):
+        await house.ask()
+    assert set(house.arms()) == {"device"}
+    assert HEAD in house.local.preloaded
+    house.local.unloaded.clear()
+    await house.until("cut:003:int8")
+
+
+async def test_raw_tensors_do_not_unseat_the_encoded_arm(house: House) -> None:
+    await house.until("cloud")
+    for _ in range(5):
+        assert (await house.ask_raw()).arm.kind in ("device", "cut")
+        assert str((await house.ask()).arm) == "cloud"
+    assert [s.target for s in house.switches()].count("cloud") == 1
+
+
+async def test_a_policy_change_is_obeyed_by_the_next_request(house: House) -> None:
+    await house.until("cloud")
+    house.policy = PRIVATE
+    answer = await house.ask()
+    assert answer.arm.kind != "cloud"
+    assert house.switches()[-1].source == "cloud"
+
+
+async def test_an_engine_that_fails_here_is_reported_and_raised(house: House) -> None:
+    house.local.reactions["m"] = EngineError("broken")
+    with pytest.raises(MidstreamError):
+        await house.ask()
+    assert house.done()[-1].status == "engine_error"
+
+
+async def test_cancelling_cancels_the_arm(house: House) -> None:
+    house.local.reactions["m"] = 30.0
+    task = asyncio.create_task(house.ask())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_live_seconds_correct_the_costs(house: House) -> None:
+    house.local.compute_s = 0.4
+    for _ in range(3):
+        await house.ask()
+    assert house.runner.table.seconds("device", "whole") == pytest.approx(0.4)
+    await house.until("cloud")
+    assert house.runner.table.seconds("server", "cloud") == pytest.approx(0.01)
