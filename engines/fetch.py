@@ -122,7 +122,7 @@ def _pip_download(package: str, work: Path, settings: FetchSettings, progress: C
         raise disk_error(err, folder) from err
     command = [
         settings.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps",
-        "--only-binary=:all:", "--progress-bar=off", "--verbose", "--dest", str(folder), *settings.pip_options, package,
+        "--only-binary=:all:", "--progress-bar=off", "--dest", str(folder), *settings.pip_options, package,
     ]  # fmt: skip
     log = scratch / "pip.log"
     with log.open("wb") as output:
@@ -162,7 +162,7 @@ def _pip_error(package: str, said: str) -> MidstreamError:
         return ConfigError("pip is not installed for this Python", next_step="install pip, or pull from a URL")
     if "No space left" in said:
         return ConfigError(f"no space left to download {package}", next_step="free some space")
-    if "connection error" in said or "Read timed out" in said or "NewConnectionError" in said:
+    if "after connection broken" in said or "Read timed out" in said:
         return LinkError(f"pip reaches no package index for {package}", next_step="check the network and pull again")
     if "No matching distribution" in said or "Could not find a version" in said:
         return NotFound(

@@ -225,7 +225,7 @@ def test_a_wheel_without_the_member_and_a_damaged_wheel_are_named(tmp_path: Path
 
 def test_no_network_is_a_link_error(tmp_path: Path) -> None:
     source = Source("wheel", package="carrier==1.0", member="m")
-    options = ("--isolated", "--index-url", "http://127.0.0.1:9/simple", "--retries", "0", "--no-cache-dir")
+    options = ("--isolated", "--index-url", "http://127.0.0.1:9/simple", "--retries", "1", "--no-cache-dir")
     with pytest.raises(LinkError, match="reaches no package index"):
         store_of(tmp_path, source, pip_options=options).pull("m")
 
