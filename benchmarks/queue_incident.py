@@ -66,16 +66,17 @@ class Outcome:
 class _Tally:
     """What was done; touched by workers and the reader's thread."""
 
+    expected: int
     began_s: float = 0.0
     ended_s: float = 0.0
     answers: dict[int, str] = field(factory=dict)
     lock: threading.Lock = field(factory=threading.Lock)
     all_done: threading.Event = field(factory=threading.Event)
 
-    def answered(self, index: int, expected: int) -> None:
+    def answered(self, index: int) -> None:
         with self.lock:
             self.answers[index] = threading.current_thread().name
-            if len(self.answers) == expected:
+            if len(self.answers) == self.expected:
                 self.ended_s = time.monotonic()
                 self.all_done.set()
 
@@ -118,19 +119,21 @@ def measure(work: Callable[[], object], runs: int = 12) -> float:
     return min(seconds[2:])
 
 
-async def incident(model: TensorModel, tensor: Tensor, *, bounded: bool) -> Outcome:
+async def incident(
+    model: TensorModel, tensor: Tensor, *, bounded: bool, answers: int = ANSWERS, warm_up_s: float = WARM_UP_S
+) -> Outcome:
     """One burst; returns when the last answer and the last interactive request are done."""
     executor = BoundedExecutor("incident", WORKERS, WAIT_TARGET_S, bounded=bounded)
-    tally = _Tally()
+    tally = _Tally(expected=answers)
     user = _Interactive()
     burst = asyncio.Event()
-    server = await _serve_answers(burst)
+    server = await _serve_answers(burst, answers)
     lane = _lane(server.port, executor, model, tensor, tally)
     await asyncio.to_thread(lane.start)
     stop = asyncio.Event()
     arrivals = asyncio.create_task(_arrive(executor, lambda: model.run((tensor,)), user, stop, tally))
     try:
-        await asyncio.sleep(WARM_UP_S)
+        await asyncio.sleep(warm_up_s)
         capacity = executor.capacity
         tally.began_s = time.monotonic()
         burst.set()
@@ -149,21 +152,21 @@ async def incident(model: TensorModel, tensor: Tensor, *, bounded: bool) -> Outc
         p99_ms=1000 * percentile(user.latencies_s, 0.99),
         p50_ms=1000 * percentile(user.latencies_s, 0.5),
         peak_queue=executor.metrics().peak_waiting,
-        done_per_s=(ANSWERS + len(user.latencies_s)) / seconds,
-        lost=ANSWERS - len(tally.answers) + user.asked - len(user.latencies_s),
+        done_per_s=(answers + len(user.latencies_s)) / seconds,
+        lost=answers - len(tally.answers) + user.asked - len(user.latencies_s),
         capacity=capacity,
         ran_by_reader=readers,
         refused=user.refused,
     )
 
 
-async def _serve_answers(burst: asyncio.Event) -> RunningServer:
+async def _serve_answers(burst: asyncio.Event, answers: int) -> RunningServer:
     """A WebSocket server that sends all answers as fast as the link takes them, once told to."""
 
     async def answer(request: Request, stream: FrameStream) -> None:
         await burst.wait()
         filler = bytes(ANSWER_BYTES - 4)
-        for index in range(ANSWERS):
+        for index in range(answers):
             await stream.send(struct.pack("<I", index) + filler)
         await stream.receive()
 
@@ -191,7 +194,7 @@ def _lane(port: int, executor: BoundedExecutor, model: TensorModel, tensor: Tens
 
 def _work(model: TensorModel, tensor: Tensor, index: int, tally: _Tally) -> None:
     model.run((tensor,))
-    tally.answered(index, ANSWERS)
+    tally.answered(index)
 
 
 def _check(error: BaseException | None) -> None:
