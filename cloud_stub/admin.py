@@ -18,7 +18,10 @@ ADMIN = "/midstream/v1/admin"
 
 
 class AdminApi:
-    """Routes over the coordinator's parts. `mint` makes a join string that lives for the given seconds."""
+    """Routes over the coordinator's parts.
+
+    mint: makes a join string that lives for the given seconds. on_revoked: ends what a device has open.
+    """
 
     def __init__(
         self,
@@ -26,12 +29,14 @@ class AdminApi:
         publisher: Publisher,
         coordinator: Coordinator,
         mint: Callable[[float | None], str],
+        on_revoked: Callable[[str], None],
         wall: WallClock,
     ) -> None:
         self._registry = registry
         self._publisher = publisher
         self._coordinator = coordinator
         self._mint = mint
+        self._on_revoked = on_revoked
         self._wall = wall
         self._one_at_a_time = asyncio.Lock()
 
@@ -65,7 +70,7 @@ class AdminApi:
 
     def _sent(self, published: Published) -> Response:
         self._coordinator.refresh()
-        chosen = [d.device_id for d in self._registry.devices() if selects(published.policy, d.labels)]
+        chosen = [name for name, labels in self._registry.labels().items() if selects(published.policy, labels)]
         return _json(as_document(published) | {"devices": chosen, "broker": self._coordinator.broker_state})
 
     async def _history(self, request: Request) -> Response:
@@ -88,6 +93,7 @@ class AdminApi:
     async def _revoke(self, request: Request) -> Response:
         device_id = self._known(request)
         self._registry.revoke(device_id)
+        self._on_revoked(device_id)
         return _json({"revoked": device_id})
 
     def _known(self, request: Request) -> str:

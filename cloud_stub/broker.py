@@ -89,6 +89,7 @@ class EmbeddedBroker:
         self._broker: Any = None
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._names: dict[asyncio.StreamWriter, str] = {}
         self._closing = False
         self.port = 0
 
@@ -108,6 +109,11 @@ class EmbeddedBroker:
             await self._broker.shutdown()
             raise _cannot_listen(host, port, err) from err
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def end_sessions(self, name: str) -> None:
+        """Break what a device has open; it is judged anew when it comes back."""
+        for writer in [writer for writer, found in self._names.items() if found == name]:
+            writer.transport.abort()
 
     async def close(self) -> None:
         """End every session (their wills are not sent: the broker itself goes)."""
@@ -139,10 +145,11 @@ class EmbeddedBroker:
             log.info("broker: a connection ended: %s", err or type(err).__name__)
         finally:
             self._open.pop(writer, None)
+            self._names.pop(writer, None)
             writer.transport.abort()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        name = _certificate_name(writer)
+        name = self._names[writer] = _certificate_name(writer)
         async with asyncio.timeout(CONNECT_WAIT_S):
             packet = await _read_connect(reader)
         connect = parse_connect(packet)

@@ -60,6 +60,7 @@ class CoordinatorHouse:
         self.broker_port = 0
         self.port = 0
         self.notes: list[str] = []
+        self._broker: EmbeddedBroker | None = None
         self._tell = tell
         self._wall = wall
         self._clock = time.monotonic
@@ -120,7 +121,7 @@ class CoordinatorHouse:
         if url is not None:
             self.broker_port = url.port
             return
-        broker = EmbeddedBroker(self.config.fleet, self._is_device)
+        broker = self._broker = EmbeddedBroker(self.config.fleet, self._is_device)
         await broker.start(
             self.config.host, self.config.broker_port, self.authority.server_file, self.authority.roots_file
         )
@@ -166,7 +167,9 @@ class CoordinatorHouse:
     async def _open_server(self, stack: contextlib.AsyncExitStack) -> None:
         front, tails = self.text.front(self.metrics), self.tails.mount
         enrolment = Enrolment(self.authority, self._secrets, self.registry, self._broker_address, self._wall)
-        operators = AdminApi(self.registry, self.publisher, self.coordinator, self.join_string, self._wall)
+        operators = AdminApi(
+            self.registry, self.publisher, self.coordinator, self.join_string, self._end_sessions, self._wall
+        )
         served = assemble(
             open_routes(enrolment, lambda: self._serving),
             [*member_routes(self.status, self._render), *self.tails.shelf.routes()],
@@ -232,33 +235,33 @@ class CoordinatorHouse:
 
     def status(self) -> Mapping[str, Any]:
         """For members of the fleet: what is served and how it goes."""
-        devices = self.registry.devices()
+        counts = self.registry.counts()
         return {
             "fleet": self.config.fleet,
             "serving": self._serving,
             "broker": self.coordinator.broker_state,
-            "devices": len(devices),
-            "online": sum(1 for device in devices if device.online),
+            "devices": counts.devices,
+            "online": counts.online,
             "text_models": list(self.text.models),
             "bundles": dict(self.tails.cutter.state),
             "notes": self.notes,
         }
 
     def _render(self) -> str:
-        devices = self.registry.devices()
-        self.metrics.set_gauge("midstream_devices", len(devices), help="Devices in the registry.")
-        online = sum(1 for device in devices if device.online)
-        self.metrics.set_gauge("midstream_devices_online", online, help="Devices whose presence is not offline.")
+        counts = self.registry.counts()
+        self.metrics.set_gauge("midstream_devices", counts.devices, help="Devices in the registry.")
+        self.metrics.set_gauge("midstream_devices_online", counts.online, help="Devices that are not offline.")
         dropped = self.coordinator.dropped
         self.metrics.set_gauge("midstream_documents_dropped", dropped, help="Documents of devices that were not valid.")
         return self.metrics.render()
 
     def _is_device(self, name: str) -> bool:
-        """A certificate of the fleet's CA proves the name; revocation and forgetting are the registry's."""
-        if name == OWN_NAME:
-            return True
-        device = self.registry.device(name)
-        return device is None or not device.revoked
+        """A certificate of the fleet's CA proves the name; revocation is the registry's."""
+        return name == OWN_NAME or not self.registry.is_revoked(name)
+
+    def _end_sessions(self, name: str) -> None:
+        if self._broker is not None:
+            self._broker.end_sessions(name)
 
     def _wanted(self, name: str) -> bool:
         return not self.config.models or name in (*self.config.models, *self.config.bundles)

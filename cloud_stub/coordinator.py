@@ -132,7 +132,7 @@ class Coordinator:
 
     def refresh(self, device_id: str | None = None) -> None:
         """Look again whether a device (None: every one) needs its policy."""
-        names = [device_id] if device_id else [d.device_id for d in self._registry.devices()]
+        names = [device_id] if device_id else self._registry.ids()
         for name in names[:MAX_WAITING]:
             self._waiting[name] = None
         self._wake.set()

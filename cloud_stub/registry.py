@@ -6,6 +6,7 @@ damaged file aside and the devices' births and profiles fill a new one (their ce
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -31,12 +32,16 @@ _MIGRATIONS = (
     """
     CREATE TABLE devices (
         device_id TEXT PRIMARY KEY, key_sha256 TEXT, enrolled_s REAL, revoked INTEGER NOT NULL DEFAULT 0,
-        presence BLOB, registration BLOB, reported BLOB, seen_s REAL NOT NULL DEFAULT 0);
+        presence BLOB, registration BLOB, reported BLOB, seen_s REAL NOT NULL DEFAULT 0,
+        online INTEGER NOT NULL DEFAULT 0, labels TEXT NOT NULL DEFAULT '{}');
     CREATE TABLE policies (
         epoch INTEGER NOT NULL, version INTEGER NOT NULL, published_s REAL NOT NULL, note TEXT NOT NULL,
         envelope BLOB NOT NULL, PRIMARY KEY (epoch, version));
     """,
 )
+
+
+_COLUMNS = "device_id, key_sha256, enrolled_s, revoked, presence, registration, reported, seen_s"
 
 
 @frozen(kw_only=True)
@@ -62,6 +67,14 @@ class Device:
 
 
 @frozen
+class Counts:
+    """Devices known, and those whose presence is not offline."""
+
+    devices: int
+    online: int
+
+
+@frozen
 class PublishedPolicy:
     """One document of the history: the encoded envelope as it was published."""
 
@@ -77,6 +90,10 @@ class DeviceRegistry(Protocol):
 
     def device(self, device_id: str) -> Device | None: ...
     def devices(self) -> Sequence[Device]: ...
+    def ids(self) -> Sequence[str]: ...
+    def labels(self) -> Mapping[str, Mapping[str, str]]: ...
+    def counts(self) -> Counts: ...
+    def is_revoked(self, device_id: str) -> bool: ...
     def enrol(self, device_id: str, key_sha256: str, now_s: float) -> None: ...
     def forget(self, device_id: str) -> bool: ...
     def revoke(self, device_id: str) -> bool: ...
@@ -109,11 +126,26 @@ class SqliteRegistry:
             raise
 
     def device(self, device_id: str) -> Device | None:
-        rows = self._all("SELECT * FROM devices WHERE device_id=?", (device_id,))
+        rows = self._all(f"SELECT {_COLUMNS} FROM devices WHERE device_id=?", (device_id,))
         return _device(rows[0]) if rows else None
 
     def devices(self) -> Sequence[Device]:
-        return [_device(row) for row in self._all("SELECT * FROM devices ORDER BY device_id", ())]
+        """All of them with all their documents: for listings, not for the way of a request."""
+        return [_device(row) for row in self._all(f"SELECT {_COLUMNS} FROM devices ORDER BY device_id", ())]
+
+    def ids(self) -> Sequence[str]:
+        return [row[0] for row in self._all("SELECT device_id FROM devices ORDER BY device_id", ())]
+
+    def labels(self) -> Mapping[str, Mapping[str, str]]:
+        """Labels by device, no other part of the documents read."""
+        return {row[0]: json.loads(row[1]) for row in self._all("SELECT device_id, labels FROM devices", ())}
+
+    def counts(self) -> Counts:
+        return Counts(*self._all("SELECT count(*), coalesce(sum(online), 0) FROM devices", ())[0])
+
+    def is_revoked(self, device_id: str) -> bool:
+        """False for a device that is not known: certificates outlive a lost registry."""
+        return bool(self._all("SELECT 1 FROM devices WHERE device_id=? AND revoked=1", (device_id,)))
 
     def enrol(self, device_id: str, key_sha256: str, now_s: float) -> None:
         """Bind the id to a key; the caller has checked that it is free or has this key."""
@@ -137,7 +169,7 @@ class SqliteRegistry:
         held = self.device(device_id)
         if not supersedes(presence, held.presence if held else None):
             return False
-        self._put(device_id, "presence", encode(presence), now_s)
+        self._put(device_id, {"presence": encode(presence), "online": int(presence.s != "offline")}, now_s)
         return True
 
     def note_registration(self, device_id: str, registration: Registration, now_s: float) -> bool:
@@ -145,11 +177,12 @@ class SqliteRegistry:
         held = self.device(device_id)
         if held and held.registration and encode(held.registration) == encode(registration):
             return False
-        self._put(device_id, "registration", encode(registration), now_s)
+        labels = json.dumps(dict(registration.profile.labels), sort_keys=True)
+        self._put(device_id, {"registration": encode(registration), "labels": labels}, now_s)
         return True
 
     def note_reported(self, device_id: str, reported: Reported, now_s: float) -> None:
-        self._put(device_id, "reported", encode(reported), now_s)
+        self._put(device_id, {"reported": encode(reported)}, now_s)
 
     def add_policy(self, policy: PublishedPolicy) -> None:
         self._do(
@@ -172,12 +205,14 @@ class SqliteRegistry:
     def close(self) -> None:
         self._db.close()
 
-    def _put(self, device_id: str, column: str, document: bytes, now_s: float) -> None:
+    def _put(self, device_id: str, values: Mapping[str, Any], now_s: float) -> None:
         self._room_for(device_id)
+        columns = [*values, "seen_s"]
+        changes = ", ".join(f"{name}=excluded.{name}" for name in columns)
         self._do(
-            f"INSERT INTO devices (device_id, {column}, seen_s) VALUES (?,?,?) "
-            f"ON CONFLICT (device_id) DO UPDATE SET {column}=excluded.{column}, seen_s=excluded.seen_s",
-            (device_id, document, now_s),
+            f"INSERT INTO devices (device_id, {', '.join(columns)}) VALUES (?{',?' * len(columns)}) "
+            f"ON CONFLICT (device_id) DO UPDATE SET {changes}",
+            (device_id, *values.values(), now_s),
         )
 
     def _room_for(self, device_id: str) -> None:
@@ -192,7 +227,7 @@ class SqliteRegistry:
         found = self._all("PRAGMA quick_check(1)", ())
         if found[0][0] != "ok":
             raise ConfigError(f"{self._path} is damaged: {found[0][0]}")
-        self._all("SELECT * FROM devices LIMIT 1", ())
+        self._all(f"SELECT {_COLUMNS} FROM devices LIMIT 1", ())
 
     def _all(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
         try:

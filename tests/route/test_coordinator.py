@@ -177,6 +177,20 @@ async def test_guessing_secrets_ends_in_a_wait(tmp_path: Path) -> None:
         assert (await coordinator.join(device)).status == 200
 
 
+async def test_a_disk_that_takes_nothing_refuses_the_join_and_keeps_the_secret(tmp_path: Path) -> None:
+    async with running(tmp_path) as coordinator:
+        secret = decode_join(coordinator.house.join_string()).secret
+        blocked = tmp_path / "coordinator" / "join.json.tmp"
+        blocked.mkdir()  # the temporary file of a durable write cannot be made
+        device = new_device()
+        reply = await coordinator.join(device, secret)
+        assert reply.status == 500
+        assert b"cannot use" in reply.body or b"not allowed" in reply.body
+        assert (await coordinator.get("/healthz")).status == 200
+        blocked.rmdir()
+        assert (await coordinator.join(device, secret)).status == 200
+
+
 async def test_raw_garbage_on_the_tls_port(tmp_path: Path) -> None:
     async with running(tmp_path) as coordinator:
         for data in (b"\x16\x03\x01" + b"\xff" * 50, b"GET / HTTP/1.0\r\n\r\n", b"\x00" * 100):

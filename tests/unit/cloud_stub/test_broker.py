@@ -136,6 +136,17 @@ async def test_strangers_are_refused_before_they_can_disturb(house: House) -> No
     assert victim.connects == ["Success"], "the session of the id's owner was left alone"
 
 
+async def test_a_revoked_device_loses_its_session(house: House) -> None:
+    device, other = house.connect("pi-1"), house.connect("pi-2")
+    await until(lambda: device.connects == ["Success"] and other.connects == ["Success"])
+    house.revoked.add("pi-1")
+    house.broker.end_sessions("pi-1")
+    await until(lambda: not device.paho.is_connected())
+    await asyncio.sleep(0.1)
+    assert other.paho.is_connected()
+    assert device.connects == ["Success"]
+
+
 async def test_mqtt_5_clients_are_told_to_step_down(house: House) -> None:
     client = house.connect("pi-1", v5=True)
     await until(lambda: client.connects)

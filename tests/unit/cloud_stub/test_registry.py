@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from cloud_stub.registry import PublishedPolicy, SqliteRegistry, open_registry, summary, supersedes
+from cloud_stub.registry import Counts, PublishedPolicy, SqliteRegistry, open_registry, summary, supersedes
 from protocol.device import DeviceProfile
 from protocol.documents import Presence, Registration, Reported
 from protocol.errors import ConfigError
@@ -34,6 +34,7 @@ def test_a_will_that_was_overtaken_by_the_next_birth_is_dropped(tmp_path: Path) 
     assert registry.note_presence("pi-1", birth(8, "offline"), NOW_S)
     device = registry.device("pi-1")
     assert device is not None and not device.online
+    assert registry.counts() == Counts(1, 0)
     assert registry.note_presence("pi-1", birth(9, "sleeping"), NOW_S)
     registry.close()
 
@@ -64,9 +65,14 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
     assert not again.fresh
     (device,) = again.registry.devices()
     assert device.labels == {"room": "kitchen"}
+    assert again.registry.labels() == {"pi-1": {"room": "kitchen"}}
+    assert again.registry.ids() == ["pi-1"]
+    assert again.registry.counts() == Counts(1, 1)
+    assert not again.registry.is_revoked("pi-1") and not again.registry.is_revoked("pi-9")
     line = summary(device, NOW_S + 5)
     assert (line["state"], line["policy"], line["cores"], line["seen_before_s"]) == ("online", 3, 4, 5.0)
     assert again.registry.revoke("pi-1") and not again.registry.revoke("pi-9")
+    assert again.registry.is_revoked("pi-1")
     assert summary(again.registry.devices()[0], NOW_S)["state"] == "revoked"
     assert again.registry.forget("pi-1") and again.registry.device("pi-1") is None
     again.registry.close()
