@@ -13,7 +13,7 @@ from attrs import define, field
 
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
-from agent.connecting import LONGEST_PAUSE_S, Connector, ConnectorPorts
+from agent.connecting import Connector, ConnectorPorts, Pauses
 from agent.control import Control, ControlPorts, will
 from agent.discovery import ATTEMPT_TIMEOUT_S, Candidate, Source
 from agent.doctor import Checker, Finding
@@ -115,7 +115,8 @@ class ControlSide:
         return session if isinstance(session, Control) else None
 
     async def _join(self, token: JoinToken) -> None:
-        pause_s = 1.0
+        pauses = Pauses()
+        pause_s = pauses.first_s
         while not enrolled_by(self.enrolment, token):
             try:
                 self._take(await join(self.store, self.device_id, token))
@@ -123,7 +124,7 @@ class ControlSide:
             except LinkError as err:
                 self.health.warn("fleet", f"cannot join yet: {err.message}", err.next_step)
                 await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)
-                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+                pause_s = min(pauses.longest_s, pause_s * 2)
             except MidstreamError as err:
                 self.health.warn("fleet", f"cannot join: {err.message}", err.next_step)
                 return

@@ -13,6 +13,7 @@ from agent.config import AgentConfig
 from engines.catalogue import load_catalogue
 from engines.executor import BoundedExecutor
 from engines.local import LocalEndpoint
+from engines.measure import Effort, tensor_probes
 from engines.pool import ModelPool
 from engines.port import TensorRuntime
 from engines.registry import engine_class, installed_engines
@@ -29,7 +30,9 @@ from protocol.policy import Policy
 from split_models.device_way import DeviceWay
 from split_models.settings import Remote, SplitPorts, SplitSettings, views_of
 
-FORMATS = {"onnx": "onnx", "tflite": "tflite"}
+FORMATS = frozenset({"onnx", "tflite"})
+# Figures for a start; live requests correct them.
+PROBE_EFFORT = Effort(runs=5, budget_s=1.5)
 # Models may take this share of the memory that the process may use; the rest is for the system and everyone else.
 MEMORY_RATIO = 0.5
 LEAST_BUDGET_BYTES = 256 << 20
@@ -99,6 +102,7 @@ class TensorSide:
             ),
         )
         self._models: tuple[str, ...] = ()
+        self._files: frozenset[str] = frozenset()
         self._started = asyncio.Event()
         way = self._way.mount
         self.mount = Mount(routes=way.routes, frame_routes=way.frame_routes, start=self._start, stop=self._stop)
@@ -130,13 +134,27 @@ class TensorSide:
             return
 
     def probes(self) -> Sequence[Probe]:
-        """Measurements of the heads that are here."""
-        runtime = self._runtimes.get(FORMATS[self._config.tensor_engine])
-        return self._way.probes(runtime, self.threads) if runtime is not None else ()
+        """Whole models over thread counts, then the heads that are here. Blocking: it looks into the store."""
+        found: list[Probe] = []
+        for stored in self._store.list():
+            runtime = self._runtimes.get(stored.entry.format)
+            if stored.path is not None and runtime is not None:
+                found += tensor_probes(
+                    runtime,
+                    stored.path,
+                    stored.entry.sha256,
+                    model=stored.entry.name,
+                    input_shapes=stored.entry.input_shapes,
+                    threads=_thread_counts(self.threads),
+                    effort=PROBE_EFFORT,
+                )
+        runtime = self._runtimes.get(self._config.tensor_engine)
+        return [*found, *self._way.probes(runtime, self.threads)] if runtime is not None else found
 
     def digests(self) -> frozenset[str]:
-        """What the measurements are of."""
-        return frozenset(runner.plan.manifest.digest for runner in self._way.runners.values())
+        """What the measurements are of: files of the store and prepared models of bundles."""
+        prepared = (runner.plan.manifest for runner in self._way.runners.values())
+        return frozenset(d for manifest in prepared for d in (manifest.digest, manifest.source_sha256)) | self._files
 
     def learn(self, measured: Sequence[Measured]) -> None:
         """Give the benchmark's results to the cost tables."""
@@ -154,16 +172,18 @@ class TensorSide:
         self._probe.add(sample)
         self._emit(sample)
 
-    def _names(self) -> tuple[str, ...]:
-        return tuple(s.entry.name for s in self._store.list() if s.path is not None and s.entry.format in FORMATS)
+    def _look(self) -> None:
+        here = [s.entry for s in self._store.list() if s.path is not None and s.entry.format in FORMATS]
+        self._models = tuple(entry.name for entry in here)
+        self._files = frozenset(entry.sha256 for entry in here)
 
     async def _refresh(self) -> None:
         await self._way.refresh()
-        self._models = await asyncio.to_thread(self._names)
+        await asyncio.to_thread(self._look)
 
     async def _start(self) -> None:
         await self._way.mount.start()
-        self._models = await asyncio.to_thread(self._names)
+        await asyncio.to_thread(self._look)
         self._started.set()
 
     async def _stop(self) -> None:
@@ -176,10 +196,15 @@ class TensorSide:
 def _runtimes(slowdown: float) -> dict[str, TensorRuntime]:
     """The installed runtimes by format; their libraries are imported at the first load."""
     found: dict[str, TensorRuntime] = {}
-    for name in sorted(set(FORMATS) & set(installed_engines())):
+    for name in sorted(FORMATS & set(installed_engines())):
         runtime: TensorRuntime = engine_class(name)()
-        found[FORMATS[name]] = SlowedRuntime(runtime, slowdown) if slowdown > 1.0 else runtime
+        found[name] = SlowedRuntime(runtime, slowdown) if slowdown > 1.0 else runtime
     return found
+
+
+def _thread_counts(usual: int) -> tuple[int, ...]:
+    """The usual count first, then one thread and all cores."""
+    return tuple(dict.fromkeys((usual, 1, os.cpu_count() or 1)))
 
 
 def _budget_bytes() -> int:

@@ -24,12 +24,20 @@ from protocol.errors import LinkError
 
 log = logging.getLogger("midstream.agent.connecting")
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
 # A connection that lived this long counts as good and ends the backing off.
 GOOD_AFTER_S = 30.0
-# The channel reconnects by itself; only after this long may the coordinator have moved.
-DOWN_BEFORE_SEARCH_S = 10.0
+
+
+@frozen
+class Pauses:
+    """Between searches: a doubling span from first_s to longest_s, of which a random part is waited.
+
+    down_s: the channel reconnects by itself; only after this long may the coordinator have moved.
+    """
+
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    down_s: float = 10.0
 
 
 class Session(Protocol):
@@ -69,6 +77,7 @@ class ConnectorPorts:
     last_good: LastGood
     static: Candidate | None = None
     fixed_broker: tuple[str, int] | None = None
+    pauses: Pauses = Pauses()
 
 
 class Connector:
@@ -211,14 +220,15 @@ class Connector:
             elif not await self._woken_within(self._next_pause_s()):
                 return
         # Trouble that returns at once must not become a storm.
-        await asyncio.sleep(random.uniform(0.2, FIRST_PAUSE_S))
+        await asyncio.sleep(random.uniform(0.2, 1.0) * self._ports.pauses.first_s)
 
     def _next_pause_s(self) -> float:
         """Full jitter over a doubling span; a control session that is merely down gets time to come back by itself."""
-        span_s: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**self._tries)
+        pauses = self._ports.pauses
+        span_s: float = min(pauses.longest_s, pauses.first_s * 2.0**self._tries)
         self._tries = min(self._tries + 1, 10)
         pause_s = random.uniform(0.3, 1.0) * span_s
-        return max(pause_s, DOWN_BEFORE_SEARCH_S) if self._ports.data.available else pause_s
+        return max(pause_s, pauses.down_s) if self._ports.data.available else pause_s
 
     async def _woken_within(self, pause_s: float) -> bool:
         try:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from links.port import ClockNotSet
 from protocol.errors import LinkError, MidstreamError
 
 Origin = Literal["static", "last_good", "mdns", "broker", "join"]
@@ -84,6 +85,7 @@ async def locate(
         timeout_s: bound on each single attempt.
 
     Raises:
+        ClockNotSet: somebody answered whose certificate is not valid at this machine's time.
         LinkError: nothing answered with the fleet's identity; the message lists what was tried.
     """
     race = _Race(check, timeout_s)
@@ -104,6 +106,7 @@ class _Race:
         self._attempts: dict[asyncio.Future[None], Candidate] = {}
         self._entered: set[tuple[str, int]] = set()
         self._failures: list[str] = []
+        self._clock_error: ClockNotSet | None = None
         self.searches: set[asyncio.Future[Sequence[Candidate]]] = set()
 
     def enter(self, candidates: Sequence[Candidate]) -> None:
@@ -141,6 +144,8 @@ class _Race:
                     self.enter(ordered(search.result()))
                 else:
                     self._note("search", error)
+        if self._clock_error is not None:
+            raise self._clock_error
         tried = "; ".join(self._failures) or "no address is known and mDNS found none"
         raise LinkError(
             f"no coordinator found: {tried}",
@@ -163,6 +168,8 @@ class _Race:
     def _note(self, what: str, error: BaseException) -> None:
         if not isinstance(error, MidstreamError):
             raise error
+        if isinstance(error, ClockNotSet):
+            self._clock_error = error
         self._failures.append(f"{what}: {error.message}")
 
     async def cancel(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from agent.apply import set_log_level
@@ -34,9 +34,12 @@ from engines.registry import ImportGuard, use_guard
 from engines.store import ModelStore
 from links.http_server import RunningServer
 from netprobe.probe import LinkProbe
+from profiles.benchmark import Probe
+from profiles.timing import memory_probe
 from protocol.clock import wall_now
-from protocol.errors import LinkError
+from protocol.errors import ConfigError, LinkError
 from protocol.exposition import Exposition
+from protocol.policy import Policy
 
 # Models come by a pull or with a new bundle: rare, and nobody waits for the new measurements.
 MODELS_LOOK_S = 60.0
@@ -53,6 +56,7 @@ class House:
         self._began_s = self.clock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_connected = False
+        self._composed = False
         self.life = LifeKeeper()
         self.health = Health(self.clock)
         self.metrics = Exposition()
@@ -75,6 +79,7 @@ class House:
         self.ways = (self.tensors.mount, text_mount(self.texts, self.holder.current, self.emit, self.clock))
         self.life.listen(self._on_life)
         self.supervisor = Supervisor(self._parts())
+        self._composed = True
 
     def tell_ready(self) -> None:
         """Say where the local API is."""
@@ -120,8 +125,13 @@ class House:
             wall=wall_now,
             clock=self.clock,
             emit=self.emit,
-            actions={"log_level": set_log_level},
+            actions={"log_level": set_log_level, "engines": self._later_engines},
         )
+
+    def _later_engines(self, policy: Policy) -> None:
+        """Executors are sized when they are made."""
+        if self._composed:
+            raise ConfigError("engines.wait_target_s takes effect at the next start")
 
     def _control(self, identity: IdentityStore, keys: dict[str, bytes], labels: dict[str, str]) -> ControlSide:
         return ControlSide(
@@ -170,13 +180,17 @@ class House:
             return
         await self.tensors.heads_ready(expected=self.control.enrolment is not None or bool(self.config.join_token))
         path = self.config.state_dir / "benchmark.json"
-        benchmark = Benchmark(path, self.tensors.probes, self.tensors.digests, self.clock, self.health)
+        benchmark = Benchmark(path, self._probes, self.tensors.digests, self.clock, self.health)
         while True:
             measured_for = self.tensors.digests()
             await self.profiler.measure(benchmark, self._profile_changed)
             while self.tensors.digests() == measured_for:
                 await asyncio.sleep(MODELS_LOOK_S)
             self.life.step("profiled", "stale")
+
+    def _probes(self) -> Sequence[Probe]:
+        tensors = self.tensors.probes()
+        return [memory_probe(), *tensors] if tensors else []
 
     def _profile_changed(self) -> None:
         profile = self.profiler.current()

@@ -141,8 +141,8 @@ def start_fleet(stack: ExitStack, folder: Path) -> str:
 
 def agent_command(folder: Path, port: int) -> list[str]:
     """An agent without models."""
-    options = ["--json", "--state-dir", str(folder / "agent"), "--port", str(port), "--mdns-interfaces", LOOPBACK]
-    return midstream("agent", *options)
+    options = ["--json", "--state-dir", str(folder / "agent"), "--models-dir", str(folder / "models")]
+    return midstream("agent", *options, "--port", str(port), "--mdns-interfaces", LOOPBACK)
 
 
 async def answered(port: int, started_s: float) -> float:

@@ -1,0 +1,195 @@
+"""The command line: cheap help, one clear line per error, exit codes, output that scripts can read."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.cli.answers import ChatStream, labels_of, painted
+from agent.cli.main import VERBS, describe, main, usage
+from agent.cli.progress import ProgressBar
+from agent.doctor import (
+    EXIT_BROKEN,
+    EXIT_COULD_BE_BETTER,
+    EXIT_OK,
+    Finding,
+    check_clock,
+    check_packages,
+    check_system,
+    exit_code,
+    run,
+)
+from protocol.clock import FakeClock, WallTime
+from protocol.errors import ConfigError, LinkError
+from protocol.oip import InferResponse
+from protocol.tensors import Tensor
+
+ROOT = Path(__file__).resolve().parents[3]
+MAIN = [sys.executable, "-m", "agent.cli.main"]
+
+
+def call(*arguments: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line with an empty home."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MIDSTREAM_")}
+    clean |= {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), **env}
+    return subprocess.run([*MAIN, *arguments], capture_output=True, text=True, cwd=ROOT, env=clean, check=False)
+
+
+def test_help_imports_neither_aiohttp_nor_numpy() -> None:
+    script = (
+        "import sys; from agent.cli.main import main; code = main(['--help'])\n"
+        "print(code, [m for m in ('aiohttp', 'numpy', 'attrs', 'asyncio') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr.strip() == "0 []"
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+def test_every_verb_of_the_table_exists() -> None:
+    import importlib
+
+    for target, _ in VERBS.values():
+        module, _, name = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_unknown_verbs_and_no_verb_are_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sing"]) == 2
+    assert "unknown verb 'sing'" in capsys.readouterr().err
+    assert main([]) == 2
+    assert capsys.readouterr().out.strip() == usage()
+    assert main(["--version"]) == 0
+
+
+def test_an_error_is_one_line_with_the_next_step(tmp_path: Path) -> None:
+    done = call("agent", "--port", "http", home=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "flag --port" in done.stderr
+    assert describe(ConfigError("a\nb", next_step="do c")) == "a b - do c"
+
+
+def test_without_an_agent_clients_say_how_to_start_one(tmp_path: Path) -> None:
+    done = call("status", "--url", "http://127.0.0.1:9", home=tmp_path)
+    assert done.returncode == 1
+    assert "`midstream agent`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_in_a_client_is_130_without_a_traceback(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*MAIN, "chat", "-", "--model", "m", "--url", "http://127.0.0.1:9"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True,
+    )  # fmt: skip
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_an_agent_process_says_ready_and_drains_on_sigterm(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    process = subprocess.Popen(
+        [
+            *MAIN, "agent", "--json", "--port", "0", "--mdns", "off", "--benchmark", "off", "--events", str(events),
+            "--state-dir", str(tmp_path / "state"), "--models-dir", str(tmp_path / "models"),
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    assert ready["event"] == "ready"
+    done = call("status", "--json", "--url", ready["url"], home=tmp_path)
+    assert json.loads(done.stdout)["life"]["serving"] == "ready"
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert events.exists()
+
+
+def test_doctor_names_missing_models_and_ends_with_its_code(tmp_path: Path) -> None:
+    arguments = ["doctor", "--json", "--state-dir", str(tmp_path / "s"), "--models-dir", str(tmp_path / "m")]
+    done = call(*arguments, "--text-model", "nope", "--port", "0", home=tmp_path)
+    found = {f["check"]: f for f in json.loads(done.stdout) if f["level"] != "ok"}
+    assert done.returncode == EXIT_BROKEN
+    assert found["models"]["next"] == "`midstream models pull nope`"
+    assert "midstream join" in found["coordinator"]["next"]
+
+
+def test_foreign_owners_of_our_folders_are_an_error() -> None:
+    owners = {"agent": ["midstream", "google-adk"], "links": ["midstream"]}
+    (finding,) = check_packages(owners)
+    assert finding.level == "error"
+    assert "google-adk" in finding.text
+    assert [f.level for f in check_packages({"agent": ["midstream"]})] == ["ok"]
+
+
+def test_doctor_checks_and_codes() -> None:
+    assert [f.level for f in check_clock(lambda: WallTime(0, False))] == ["error"]
+    assert next(iter(check_system(2**31 - 1, "armv7l"))).level == "warning"
+
+    def broken() -> list[Finding]:
+        raise OSError("no /proc here")
+
+    assert run([("x", broken)])[0].level == "error"
+    ok, warning, error = (Finding("c", level, "") for level in ("ok", "warning", "error"))  # type: ignore[arg-type]
+    assert exit_code([ok]) == EXIT_OK
+    assert exit_code([ok, warning]) == EXIT_COULD_BE_BETTER
+    assert exit_code([warning, error]) == EXIT_BROKEN
+
+
+def chunk(text: str, side: str | None = None, **extra: object) -> str:
+    midstream = {"midstream": {"side": side}} if side else {}
+    return json.dumps({"choices": [{"delta": {"content": text}, "finish_reason": None}], **midstream, **extra})
+
+
+def test_chat_output_shows_where_the_seam_moved() -> None:
+    stream = ChatStream()
+    pieces = [
+        p for data in (chunk("a", "device"), chunk("b", "device"), chunk("c", "cloud")) for p in stream.take(data)
+    ]
+    assert pieces == [("device", "a"), ("device", "b"), ("cloud", "c")]
+    list(stream.take(json.dumps({"choices": [], "usage": {"completion_tokens": 3}})))
+    assert list(stream.take("[DONE]")) == []
+    assert stream.footer() == "[2 on the device, at 2 to the cloud: 1; 3 tokens; unfinished]"
+    assert stream.summary("m")["sides"] == [["device", 2], ["cloud", 1]]
+    assert painted("cloud", "x") != painted("device", "x")
+
+
+@pytest.mark.parametrize("data", ["{", '{"error": {"message": "lost"}}', '{"error": "lost"}'])
+def test_a_broken_stream_is_a_link_error(data: str) -> None:
+    with pytest.raises(LinkError):
+        list(ChatStream().take(data))
+
+
+def test_boxes_and_labels_are_read_from_binary_outputs() -> None:
+    boxes = Tensor("boxes", "FP32", (1, 4, 2), struct.pack("<8f", *range(8)))
+    scores = Tensor("scores", "FP32", (1,), struct.pack("<f", 0.5))
+    found = labels_of(InferResponse("det", (boxes, scores)))
+    assert found["boxes"] == [[[0, 1], [2, 3], [4, 5], [6, 7]]]
+    label = Tensor("label", "INT64", (1,), struct.pack("<q", 1))
+    assert labels_of(InferResponse("cls", (label,)))["labels"] == [1]
+    assert labels_of(InferResponse("x", (Tensor("y", "FP16", (1,), b"\0\0"),)))["outputs"] == ["y FP16[1]"]
+
+
+def test_progress_is_silent_for_two_seconds_and_plain_without_a_terminal() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    with ProgressBar("pull m", out=out, clock=clock) as bar:
+        bar.update(1, 10)
+        assert out.getvalue() == ""
+        clock.advance(2.5)
+        bar.update(5_000_000, 10_000_000)
+        bar.update(6_000_000, 10_000_000)
+    assert out.getvalue().count("\n") == 1
+    assert "50 %" in out.getvalue()
+    assert "\r" not in out.getvalue()

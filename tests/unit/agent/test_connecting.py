@@ -1,0 +1,229 @@
+"""The connected track with everything injected: clocks that are wrong, brokers that lie, coordinators that move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.connecting import Connector, ConnectorPorts, Pauses
+from agent.discovery import Candidate
+from agent.health import Health
+from agent.identity import Enrolment
+from agent.last_good import LastGood
+from links.port import ClockNotSet, ControlState
+from protocol.clock import FakeClock
+from protocol.documents import CoordinatorState
+from protocol.errors import LinkError
+
+ENROLMENT = Enrolment(
+    device_id="pi", fleet="f", cert_pem="", ca_pem="", policy_keys={}, coordinator_host="joined", coordinator_port=1,
+    broker_host=None, broker_port=8883,
+)  # fmt: skip
+
+
+class FakeSession:
+    """A control session that is up or down as the test says."""
+
+    def __init__(self, world: World, where: tuple[str, int]) -> None:
+        self.world = world
+        self.where = where
+        self.state: ControlState = "down"
+        self.stopped = False
+
+    async def start(self) -> None:
+        self.go("up")
+
+    async def stop(self, goodbye: str = "offline") -> None:
+        self.stopped = True
+
+    def go(self, state: ControlState) -> None:
+        self.state = state
+        self.world.connector.on_state(state)
+
+
+class Data:
+    def __init__(self) -> None:
+        self.available = False
+
+    def mark_available(self) -> None:
+        self.available = True
+
+
+class World:
+    """Where the coordinator is, and what it says when it is tried."""
+
+    def __init__(self, tmp_path: Path, **ports: object) -> None:
+        self.real: set[str] = {"joined"}
+        self.error: LinkError | None = None
+        self.checks: list[str] = []
+        self.sessions: list[FakeSession] = []
+        self.steps: list[str] = []
+        self.pointed: list[str] = []
+        self.data = Data()
+        self.health = Health(FakeClock())
+        self.path = tmp_path / "last_good.json"
+        settings: dict[str, object] = {
+            "check": self.check, "sources": (), "open_session": self.open, "point_data": self.point,
+            "data": self.data, "step": self.steps.append, "health": self.health, "clock": FakeClock(),
+            "last_good": LastGood(self.path), "pauses": Pauses(0.01, 0.05, 0.02),
+        } | ports  # fmt: skip
+        self.connector = Connector(ENROLMENT, ConnectorPorts(**settings))  # type: ignore[arg-type]
+
+    async def check(self, candidate: Candidate) -> None:
+        self.checks.append(candidate.host)
+        if self.error is not None:
+            raise self.error
+        if candidate.host not in self.real:
+            raise LinkError("refused")
+
+    def open(self, host: str, port: int) -> FakeSession:
+        self.sessions.append(FakeSession(self, (host, port)))
+        return self.sessions[-1]
+
+    async def point(self, found: Candidate) -> None:
+        self.pointed.append(found.host)
+        self.data.available = True
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.connector.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def warned(self) -> set[str]:
+        return {warning.name for warning in self.health.warnings}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_found_connected_and_remembered(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        assert world.sessions[0].where == ("joined", 8883)
+        assert world.pointed == ["joined"]
+        await asyncio.sleep(0.1)
+        assert len(world.checks) == 1, "a connection that is well is left alone"
+    assert world.sessions[0].stopped
+    remembered = LastGood(world.path).read()
+    assert remembered is not None and (remembered.host, remembered.origin) == ("joined", "last_good")
+
+
+async def test_nothing_there_is_tried_again_and_warned_of_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.real = set()
+    async with world.running():
+        await until(lambda: len(world.checks) >= 4)
+        assert world.warned() == {"coordinator"}
+        world.real = {"joined"}
+        await until(lambda: "up" in world.steps)
+        assert world.warned() == set()
+
+
+async def test_a_clock_that_is_not_set_is_waited_for_and_needs_no_restart(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.error = ClockNotSet("the certificate is not valid at this machine's time")
+    async with world.running():
+        await until(lambda: "clock" in world.warned())
+        assert world.steps[-1] == "clock_wrong"
+        world.error = None
+        await until(lambda: "up" in world.steps)
+        assert world.warned() == set()
+
+
+async def test_a_data_link_that_breaks_starts_a_search_and_the_same_place_is_taken_up_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        world.data.available = False
+        world.connector.on_trouble(LinkError("reset"))
+        await until(lambda: world.data.available)
+        assert world.pointed == ["joined"], "the link to an unchanged address is kept"
+        assert len(world.sessions) == 1
+
+
+async def test_the_broker_names_a_new_address_and_both_planes_move(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        world.real = {"moved"}
+        state = CoordinatorState(addresses=("dead", "moved"), port=2, broker_port=9, fingerprint="", epoch=2)
+        world.connector.on_coordinator(state)
+        await until(lambda: world.pointed[-1] == "moved")
+        await until(lambda: len(world.sessions) == 2)
+        assert world.sessions[1].where == ("moved", 9)
+        assert world.sessions[0].stopped
+        found = world.connector.found
+        assert found is not None and found.origin == "broker"
+
+
+async def test_a_deaf_session_is_replaced(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        world.connector.on_deaf()
+        await until(lambda: len(world.sessions) == 2)
+        assert world.sessions[0].stopped
+
+
+async def test_a_broker_of_its_own_is_used_before_the_coordinator_is_found(tmp_path: Path) -> None:
+    world = World(tmp_path, fixed_broker=("broker", 8883))
+    world.real = set()
+    async with world.running():
+        await until(lambda: bool(world.sessions))
+        assert world.sessions[0].where == ("broker", 8883)
+        state = CoordinatorState(addresses=("told",), port=2, broker_port=8883, fingerprint="", epoch=1)
+        world.real = {"told"}
+        world.connector.on_coordinator(state)
+        await until(lambda: world.pointed == ["told"])
+        assert len(world.sessions) == 1
+
+
+async def test_a_control_session_that_stays_down_makes_it_search(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        world.sessions[0].go("down")
+        await until(lambda: len(world.checks) >= 2)
+        assert "control" in world.warned()
+        world.sessions[0].go("up")
+        await until(lambda: "control" not in world.warned())
+
+
+@pytest.mark.parametrize("state", ["refused", "duplicate"])
+async def test_refusal_and_duplicates_are_said_in_words(tmp_path: Path, state: ControlState) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        world.sessions[0].go(state)
+        (warning,) = world.health.warnings
+        assert "identity" in warning.text or "refuses" in warning.text
+        assert warning.next_step
+
+
+async def test_a_static_address_is_tried_first(tmp_path: Path) -> None:
+    async def mdns() -> Sequence[Candidate]:
+        return [Candidate("found", 1, "mdns")]
+
+    world = World(tmp_path, static=Candidate("static", 1, "static"), sources=(mdns,))
+    world.real = {"static", "found", "joined"}
+    async with world.running():
+        await until(lambda: bool(world.pointed))
+    assert world.pointed == ["static"]
+
+
+def test_a_damaged_memory_of_the_last_address_is_no_harm(tmp_path: Path) -> None:
+    for content in (b"", b"[]", b'{"host": 3}', b'{"host": "a", "port": "b"}'):
+        (tmp_path / "l").write_bytes(content)
+        assert LastGood(tmp_path / "l").read() is None
