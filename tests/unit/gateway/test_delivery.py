@@ -1,0 +1,148 @@
+"""How answers leave, without a server: closing at any moment, order of events, records."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from engines.fakes_text import FakeTextEngine
+from gateway import delivery
+from gateway.answer import Answer
+from gateway.pipeline import TextWay, WayPorts
+from gateway.settings import GatewaySettings
+from gateway.targets import Target
+from links.port import Response
+from protocol.errors import EngineError, Full, LinkClosed
+from protocol.events import RecordingEmit, TextDone
+from protocol.openai_wire import head_for, parse_chat, parse_completion
+from protocol.policy import Policy
+
+FAST = GatewaySettings(hold_headers_s=0.05, ping_every_s=0.02, drain_s=0.05)
+
+
+class Desk:
+    """A text way over one fake, without HTTP."""
+
+    def __init__(self, engine: FakeTextEngine, settings: GatewaySettings = FAST) -> None:
+        self.emit = RecordingEmit()
+        self.engine = engine
+        targets = [Target("device", True, engine, frozenset({"fake"}))]
+        ports = WayPorts(lambda: targets, Policy, self.emit, time.monotonic, lambda: "r1", dict)
+        self.settings = settings
+        self.way = TextWay(settings, ports)
+
+    def answer(self, **more: Any) -> Answer:
+        body = {"model": "fake", "max_tokens": 12, **more}
+        if "prompt" in body:
+            return self.way.answer(parse_completion(body))
+        return self.way.answer(parse_chat({"messages": [{"role": "user", "content": "x"}], **body}))
+
+    async def streamed(self, answer: Answer) -> Response:
+        return await delivery.streamed(answer, head_for(answer.request, "id", 1), self.settings)
+
+    def done(self) -> list[TextDone]:
+        return [event for event in self.emit.events if isinstance(event, TextDone)]
+
+
+async def read(response: Response) -> bytes:
+    assert not isinstance(response.body, bytes)
+    return b"".join([chunk async for chunk in response.body])
+
+
+async def close(response: Response) -> None:
+    await response.body.aclose()  # type: ignore[union-attr]
+
+
+async def test_a_body_that_nobody_ever_reads_is_closed_with_its_generation() -> None:
+    desk = Desk(FakeTextEngine())
+    response = await desk.streamed(desk.answer())
+    assert desk.engine.load().running == 1
+    await close(response)
+    await close(response)
+    assert desk.engine.load().running == 0
+    assert [done.status for done in desk.done()] == ["cancelled"]
+
+
+async def test_closing_while_the_next_piece_is_awaited() -> None:
+    engine = FakeTextEngine()
+    engine.fail("token", None, index=3)
+    desk = Desk(engine)
+    response = await desk.streamed(desk.answer())
+    reading = asyncio.create_task(read(response))
+    await asyncio.sleep(0.05)
+    reading.cancel()
+    await asyncio.wait({reading})
+    await close(response)
+    assert engine.load().running == 0
+
+
+async def test_cancelling_while_headers_are_held() -> None:
+    engine = FakeTextEngine()
+    engine.fail("prepare", None)
+    desk = Desk(engine, GatewaySettings(hold_headers_s=30.0))
+    waiting = asyncio.create_task(desk.streamed(desk.answer()))
+    await asyncio.sleep(0.03)
+    assert engine.load().running == 1
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert engine.load().running == 0
+
+
+async def test_a_refusal_before_content_is_raised_and_leaves_no_place_taken() -> None:
+    desk = Desk(FakeTextEngine(capacity=0))
+    with pytest.raises(Full):
+        await desk.streamed(desk.answer())
+    with pytest.raises(Full):
+        await delivery.whole(desk.answer(), head_for(desk.answer().request, "id", 1))
+    assert [done.status for done in desk.done()] == ["over_capacity", "over_capacity"]
+    assert desk.way._owners == {}
+
+
+async def test_an_answer_without_text_still_has_role_finish_and_done() -> None:
+    desk = Desk(FakeTextEngine(answer_tokens=0))
+    text = (await read(await desk.streamed(desk.answer()))).decode()
+    documents = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert documents[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert documents[-1]["choices"][0]["finish_reason"] == "stop"
+    assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_completions_have_no_role_and_their_offsets_count_characters() -> None:
+    desk = Desk(FakeTextEngine())
+    text = (await read(await desk.streamed(desk.answer(prompt="x", logprobs=1)))).decode()
+    documents = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert all("delta" not in choice for document in documents for choice in document["choices"])
+    shown = 0
+    for document in documents[:-1]:
+        [choice] = document["choices"]
+        assert choice["logprobs"]["text_offset"][0] == shown
+        shown += len(choice["text"])
+
+
+async def test_a_cut_answer_is_recorded_with_what_was_delivered() -> None:
+    engine = FakeTextEngine()
+    desk = Desk(engine)
+    response = await desk.streamed(desk.answer())
+    engine.fail("token", LinkClosed("gone"), index=6)
+    engine.fail("prepare", EngineError("worker does not start"))
+    text = (await read(response)).decode()
+    assert '"stream_truncated"' in text
+    assert "[DONE]" not in text
+    [done] = desk.done()
+    assert (done.status, done.completion_tokens, done.sides) == ("stream_truncated", 6, (("device", 6),))
+
+
+async def test_stopping_waits_for_answers_and_refuses_new_ones() -> None:
+    desk = Desk(FakeTextEngine(tokens_per_s=400), GatewaySettings(drain_s=5.0))
+    reading = asyncio.create_task(read(await desk.streamed(desk.answer())))
+    stopping = asyncio.create_task(desk.way.stop())
+    await asyncio.sleep(0)
+    with pytest.raises(Full, match="stopping"):
+        await desk.streamed(desk.answer())
+    assert b"[DONE]" in await reading
+    await stopping
