@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from statistics import median, quantiles
+from typing import Any
 
 from attrs import frozen
 
@@ -31,41 +32,58 @@ MakeEngine = Callable[[int], TextEngine]
 
 @frozen
 class TextProbe:
-    """One measurement to be made. `run` takes about `expected_s` seconds and raises MidstreamErrors only.
+    """One measurement to be made. `run` blocks for about `expected_s` seconds and raises MidstreamErrors only.
 
-    Its two results are `prefill` and `decode`, per token.
+    It may be called in any thread without an event loop.
     """
 
     name: str
     expected_s: float
-    run: Callable[[], Awaitable[tuple[Measured, Measured]]]
+    run: Callable[[], Measured]
 
 
 def text_probes(
     make: MakeEngine,
     digest: str,
     *,
+    model: str,
     engine: str,
     threads: Sequence[int],
     runs: int = RUNS,
     budget_s: float = BUDGET_S,
     clock: Clock = time.perf_counter,
 ) -> tuple[TextProbe, ...]:
-    """One probe per thread count."""
+    """Two probes per thread count, `prefill` and `decode`; whichever runs first measures both."""
+    probes: list[TextProbe] = []
+    for count in threads:
+        both = _Both(lambda count=count: _measure_and_close(make, digest, engine, count, runs, budget_s, clock))  # type: ignore[misc]
+        for place, what in enumerate(("prefill", "decode")):
+            name = f"{model} {engine} {count} threads {what}"
+            probes.append(TextProbe(name, budget_s / 4, lambda both=both, place=place: both.take(place)))  # type: ignore[misc]
+    return tuple(probes)
 
-    def probe(count: int) -> TextProbe:
-        async def run() -> tuple[Measured, Measured]:
-            made = make(count)
-            try:
-                return await measure(
-                    made, digest, engine=engine, threads=count, runs=runs, budget_s=budget_s, clock=clock
-                )
-            finally:
-                await made.close()
 
-        return TextProbe(f"{engine}: prefill and decode, {count} threads", budget_s / 2, run)
+class _Both:
+    """One measurement that gives two results, each handed out once."""
 
-    return tuple(probe(count) for count in threads)
+    def __init__(self, measure_both: Callable[[], Coroutine[Any, Any, tuple[Measured, Measured]]]) -> None:
+        self._measure_both = measure_both
+        self._kept: dict[int, Measured] = {}
+
+    def take(self, place: int) -> Measured:
+        if place not in self._kept:
+            self._kept = dict(enumerate(asyncio.run(self._measure_both())))
+        return self._kept.pop(place)
+
+
+async def _measure_and_close(
+    make: MakeEngine, digest: str, engine: str, threads: int, runs: int, budget_s: float, clock: Clock
+) -> tuple[Measured, Measured]:
+    made = make(threads)
+    try:
+        return await measure(made, digest, engine=engine, threads=threads, runs=runs, budget_s=budget_s, clock=clock)
+    finally:
+        await made.close()
 
 
 async def measure(
@@ -83,14 +101,14 @@ async def measure(
     Raises EngineError when not one run was completed.
     """
     await made.capabilities()
-    await _one(made, 0, 16, 4, clock)
-    began_s = clock()
+    end_s = clock() + budget_s
+    await _one(made, 0, 16, 4, clock, end_s)
     prefills: list[tuple[float, int]] = []
     decodes: list[tuple[float, int]] = []
     for turn in range(1, runs + 1):
-        if turn > 1 and clock() - began_s > budget_s:
+        if turn > 1 and clock() > end_s:
             break
-        prefill, decode = await _one(made, turn, PREFILL_TOKENS, DECODE_TOKENS, clock)
+        prefill, decode = await _one(made, turn, PREFILL_TOKENS, DECODE_TOKENS, clock, end_s)
         prefills.append(prefill)
         decodes.extend([decode] if decode[1] else [])
     if not decodes:
@@ -102,9 +120,12 @@ async def measure(
 
 
 async def _one(
-    made: TextEngine, turn: int, words: int, count: int, clock: Clock
+    made: TextEngine, turn: int, words: int, count: int, clock: Clock, end_s: float
 ) -> tuple[tuple[float, int], tuple[float, int]]:
-    """((prefill seconds, tokens), (decode seconds, tokens)) of one generation with a beginning of its own."""
+    """((prefill seconds, tokens), (decode seconds, tokens)) of one generation with a beginning of its own.
+
+    Past `end_s` it stops after three tokens.
+    """
     # Another first word in each turn: nothing of the prompt may be in a cache.
     text = " ".join([f"{turn}{_WORDS[turn % len(_WORDS)]}", *(_WORDS[i % len(_WORDS)] for i in range(words))])
     began_s = clock()
@@ -117,6 +138,8 @@ async def _one(
             last_s = clock()
             first_s = last_s if tokens == 0 else first_s
             tokens += 1 if token.data else 0
+            if tokens >= 3 and last_s > end_s:
+                break
     finally:
         await continuation.close()
     evaluated = max(1, continuation.prompt_tokens - continuation.cached_tokens)
