@@ -142,7 +142,7 @@ class EmbeddedBroker:
         try:
             await self._admit(reader, writer)
         except (ProtocolError, OSError, EOFError, TimeoutError) as err:
-            log.info("broker: a connection ended: %s", err or type(err).__name__)
+            log.info("a connection ended: %s", err or type(err).__name__)
         finally:
             self._open.pop(writer, None)
             self._names.pop(writer, None)
@@ -155,7 +155,8 @@ class EmbeddedBroker:
         connect = parse_connect(packet)
         refused = judge(connect, name, self._fleet)
         if refused is not None:
-            log.info("broker: %s refused: %s", name, refused.reason)
+            # Every MQTT 5 client begins like this and then steps down: no news.
+            log.log(logging.DEBUG if connect.level == 5 else logging.INFO, "%s refused: %s", name, refused.reason)
             writer.write(refused.answer)
             await writer.drain()
             return
@@ -250,7 +251,7 @@ async def _end_silence(reader: Any, writer: asyncio.StreamWriter, keepalive_s: i
         return
     while time.monotonic() - reader.heard_s <= 1.5 * keepalive_s:
         await asyncio.sleep(min(SILENCE_CHECK_S, keepalive_s / 4))
-    log.info("broker: a client was silent for %.0f s", 1.5 * keepalive_s)
+    log.info("a client was silent for %.0f s", 1.5 * keepalive_s)
     writer.transport.abort()
 
 
