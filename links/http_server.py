@@ -274,7 +274,7 @@ class _Front:
             raise BodyTooSlow("the body did not arrive in time", next_step="send it in smaller parts") from err
 
     async def _answer(self, raw: web.BaseRequest, answer: Response, seconds: float) -> web.StreamResponse:
-        headers = dict(answer.headers)
+        headers = {"server": "midstream"} | dict(answer.headers)
         headers["server-timing"] = f"app;dur={seconds * 1000:.3f}"
         if isinstance(answer.body, bytes):
             whole = web.Response(status=answer.status, headers=headers, body=answer.body)

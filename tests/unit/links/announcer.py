@@ -16,4 +16,5 @@ async def main(service_type: str, instance: str, port: str, address: str, *pairs
     await browser.close()
 
 
-asyncio.run(main(*sys.argv[1:]))
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import io
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -18,33 +14,9 @@ from links.port import RejectedStatus, Request, Response, Route
 from links.shaped import ShaperProxy
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
 from protocol.events import TransferSample
+from tests.unit.links.raw_peer import accept_websocket, raw_server
 
 FILE = bytes(range(256)) * 2000
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def raw_server(handler: Handler) -> AsyncIterator[int]:
-    """A TCP server that speaks whatever the handler does; yields its port."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async def run() -> None:
-            try:
-                await handler(reader, writer)
-            finally:
-                writer.transport.abort()
-
-        task = asyncio.get_running_loop().create_task(run())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.fixture
@@ -244,14 +216,7 @@ async def test_errors_name_the_peer_and_the_phase(free_port: Callable[[], int]) 
 
 async def test_a_peer_that_vanishes_in_a_frame_stream_is_link_closed() -> None:
     async def upgrade_then_die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        (key,) = re.findall(r"(?i)sec-websocket-key: (\S+)", head)
-        accept = hashlib.sha1(f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
-        writer.write(
-            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-            b"sec-websocket-accept: " + base64.b64encode(accept) + b"\r\n\r\n"
-        )
-        await writer.drain()
+        await accept_websocket(reader, writer)
         await asyncio.sleep(0.05)
 
     async with raw_server(upgrade_then_die) as port:
