@@ -61,23 +61,25 @@ def propose(
     return Proposal(best.arm, best.predicted_s, tuple(ranking), _why(best, allowed), _wanted(best, ranking))
 
 
-def exploration(costs: Sequence[ArmCost], policy: SplitPolicy) -> Arm | None:
-    """The cheapest allowed way to look at a link: the loaded arm with the fewest bytes up."""
-    usable = [cost for cost in costs if cost.arm.link and cost.loaded and not _forbidden(cost, policy)]
-    best = min(usable, key=lambda cost: cost.up_bytes, default=None)
-    return best.arm if best else None
+def exploration(costs: Sequence[ArmCost], policy: SplitPolicy) -> ArmCost | None:
+    """The cheapest allowed way to look at a link: fewest bytes up, loaded arms first.
+
+    An arm that is not loaded must be loaded and not run: without it a link that only cuts may use stays unknown.
+    """
+    usable = [cost for cost in costs if cost.arm.link and not _forbidden(cost, policy)]
+    return min(usable, key=lambda cost: (not cost.loaded, cost.up_bytes), default=None)
 
 
-def explore_now(silent_requests: int, link: LinkView, policy: SplitPolicy) -> bool:
+def explore_now(silent_requests: int, looked: bool, link: LinkView, policy: SplitPolicy) -> bool:
     """Whether this request, the `silent_requests`-th in a row that left the link alone, also goes through it.
 
-    A link nobody has used yet is looked at by the first request, later by one in N.
+    A link that nobody has used or `looked` at yet is looked at by the first request, later by one in N.
     """
-    if policy.explore_one_in <= 0:
+    if policy.explore_one_in <= 0 or silent_requests < 1:
         return False
-    if link.samples == 0 and silent_requests == 1:
+    if link.samples == 0 and not looked:
         return True
-    return silent_requests > 0 and silent_requests % policy.explore_one_in == 0
+    return silent_requests % policy.explore_one_in == 0
 
 
 def link_seconds(cost: ArmCost, links: Mapping[str, LinkView]) -> float:

@@ -78,9 +78,10 @@ class _Seat:
 
 @define
 class _LinkState:
-    """down: the last attempt failed. closed_until_s: the peer asked us to stay away until then."""
+    """down: the last attempt failed. looked: was explored once. closed_until_s: the peer asked us to stay away."""
 
     down: bool = False
+    looked: bool = False
     closed_until_s: float = 0.0
     silent_requests: int = 0
 
@@ -266,8 +267,13 @@ class Runner:
             if name in self._exploring or state.closed_until_s > now_s:
                 continue
             target = exploration([cost for cost in costs if cost.arm.link == name], policy)
-            if target is not None and explore_now(state.silent_requests, view, policy):
-                task = asyncio.create_task(self._look(target, name, work), name=f"explore {name}")
+            if target is None:
+                continue
+            if not target.loaded:
+                self._ports.preload(self.plan.head(self.plan.cut(target.arm)))
+            elif explore_now(state.silent_requests, state.looked, view, policy):
+                state.looked = True
+                task = asyncio.create_task(self._look(target.arm, name, work), name=f"explore {name}")
                 self._exploring[name] = task
                 task.add_done_callback(partial(self._looked, name))
 

@@ -88,7 +88,7 @@ def test_the_rectangle_holds_every_point(points: list[tuple[int, int]]) -> None:
     assert second >= 0
     side_u, side_v = corners[1] - corners[0], corners[3] - corners[0]
     for side, length in ((side_u, first), (side_v, second)):
-        if length > 0:
+        if length > 1e-6:
             along = (array - corners[0]) @ (side / length)
             assert along.min() > -1e-6
             assert along.max() < length + 1e-6

@@ -141,20 +141,21 @@ def test_no_arms_at_all_still_names_the_device() -> None:
 @given(st.integers(1, 200), st.integers(1, 50))
 def test_one_silent_request_in_n_looks_at_the_link(silent: int, one_in: int) -> None:
     policy = evolve(POLICY, explore_one_in=one_in)
-    assert explore_now(silent, link(1e6)["cloud"], policy) == (silent % one_in == 0)
+    assert explore_now(silent, True, link(1e6)["cloud"], policy) == (silent % one_in == 0)
 
 
 def test_the_first_request_looks_at_a_new_link_and_zero_means_never() -> None:
-    assert explore_now(1, UNKNOWN_LINK, POLICY)
-    assert not explore_now(2, UNKNOWN_LINK, POLICY)
-    assert not explore_now(1, UNKNOWN_LINK, evolve(POLICY, explore_one_in=0))
-    assert not explore_now(20, link(1e6)["cloud"], evolve(POLICY, explore_one_in=0))
+    assert explore_now(1, False, UNKNOWN_LINK, POLICY)
+    assert not explore_now(2, True, UNKNOWN_LINK, POLICY)
+    assert not explore_now(1, False, UNKNOWN_LINK, evolve(POLICY, explore_one_in=0))
+    assert not explore_now(20, True, link(1e6)["cloud"], evolve(POLICY, explore_one_in=0))
 
 
 def test_exploration_takes_the_cheapest_allowed_arm() -> None:
-    assert exploration(COSTS, POLICY) == CLOUD
-    assert exploration(COSTS, evolve(POLICY, raw_input_leaves=False)) == CUT
-    assert exploration([COSTS[0], evolve(COSTS[1], loaded=False)], POLICY) is None
+    assert exploration(COSTS, POLICY) == COSTS[3]
+    assert exploration(COSTS, evolve(POLICY, raw_input_leaves=False)) == COSTS[1]
+    assert exploration([evolve(COSTS[1], loaded=False), COSTS[2]], POLICY) == COSTS[2]
+    assert exploration([COSTS[0]], POLICY) is None
 
 
 # -- hysteresis ------------------------------------------------------------------------------------------------------

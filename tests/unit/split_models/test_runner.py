@@ -284,6 +284,19 @@ async def test_an_unloaded_head_is_loaded_ahead_and_used_only_then(house: House)
     await house.until("cut:003:int8")
 
 
+async def test_a_link_that_only_cuts_may_use_is_not_unknown_for_ever(house: House) -> None:
+    """No head is loaded and the link is unknown: one is loaded, then the link is looked at through it."""
+    house.policy = evolve(PRIVATE, explore_one_in=20)
+    house.local.unloaded.add(HEAD)
+    house.views.clear()
+    await house.ask()
+    assert house.local.preloaded == [HEAD]
+    assert house.remote.asked == []
+    house.local.unloaded.clear()
+    await house.ask()
+    assert house.remote.asked == [TAIL]
+
+
 async def test_raw_tensors_do_not_unseat_the_encoded_arm(house: House) -> None:
     await house.until("cloud")
     for _ in range(5):

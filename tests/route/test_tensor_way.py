@@ -1,0 +1,338 @@
+"""Whole tensor requests on loopback: real models, real engines, real HTTP, a shaped link and an unmodified client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import pytest_asyncio
+import tritonclient.http as triton
+from attrs import evolve
+
+from engines.arrays import to_array
+from engines.onnx import OnnxRuntime
+from engines.remote_oip import RemoteEndpoint
+from engines.slowed import SlowedRuntime
+from engines.store import ModelStore
+from links.http import HttpLink
+from protocol.errors import BadRequest, LinkError, MidstreamError, NotFound
+from protocol.events import ArmSwitched
+from protocol.models import CatalogueEntry, Source, tail_name
+from protocol.oip import bytes_tensor
+from protocol.policy import SplitPolicy
+from split_models.boxes import iou
+from tests.tensor_house import CLS, DET, Cloud, Device, bundle_root, cloud, device, manifest_of, store_with
+
+pytestmark = pytest.mark.timeout(180)  # the first test builds a bundle of the real model
+
+QUICK = SplitPolicy(period_s=0.05, explore_one_in=4)
+PRIVATE = evolve(QUICK, raw_input_leaves=False)
+HALF = "half-precision"
+FACE = "face-short-range"
+SLOW = 4.0
+
+
+@pytest.fixture(scope="module")
+def page(model_file: Callable[[str], Path]) -> bytes:
+    return model_file("sample-page").read_bytes()
+
+
+def half_model(path: Path) -> Path:
+    """y = 2 x in FP16."""
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT16
+    two = helper.make_tensor("two", kind, (), np.array([2.0], dtype=np.float16).tobytes(), raw=True)
+    ports = [helper.make_tensor_value_info(name, kind, [None, 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["y"])], "half", [ports[0]], [ports[1]], [two])
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
+    )
+    return path
+
+
+@pytest.fixture
+def files(model_file: Callable[[str], Path], tmp_path: Path) -> dict[str, Path]:
+    return {
+        DET: model_file(DET),
+        CLS: model_file(CLS),
+        FACE: model_file(FACE),
+        HALF: half_model(tmp_path / "half.onnx"),
+    }
+
+
+def stored(root: Path, files: dict[str, Path]) -> ModelStore:
+    data = files[HALF].read_bytes()
+    from hashlib import sha256
+
+    entry = CatalogueEntry(HALF, "onnx", "half.onnx", sha256(data).hexdigest(), len(data), Source("file"))
+    return store_with(root, files, {HALF: entry})
+
+
+@pytest_asyncio.fixture
+async def far(files: dict[str, Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cloud]:
+    root = await asyncio.to_thread(bundle_root, DET, files[DET], tmp_path_factory.mktemp("det"))
+    async with cloud(root, stored(tmp_path / "cloud", files)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def near(files: dict[str, Path], tmp_path: Path, far: Cloud) -> AsyncIterator[Device]:
+    """A device four times slower than the server, so that the far end is worth it."""
+    slowed = SlowedRuntime(OnnxRuntime(), SLOW)
+    store = stored(tmp_path / "device", files)
+    async with device(store, f"http://127.0.0.1:{far.proxy.port}", policy=QUICK, onnx=slowed) as running:
+        for _ in range(200):
+            if manifest_of(running.way, DET).cuts:
+                break
+            await asyncio.sleep(0.05)
+        yield running
+
+
+class Client:
+    """A user of one house's front."""
+
+    def __init__(self, port: int) -> None:
+        self._link = HttpLink("user", f"http://127.0.0.1:{port}")
+        self.endpoint = RemoteEndpoint(self._link)
+
+    async def boxes(self, picture: bytes, model: str = DET, deadline_s: float = 30.0) -> np.ndarray:
+        answer = await self.endpoint.infer(model, [bytes_tensor("image", [picture])], deadline_s)
+        return to_array(answer.outputs[0])
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+@pytest_asyncio.fixture
+async def user(near: Device) -> AsyncIterator[Client]:
+    client = Client(near.server.port)
+    yield client
+    await client.close()
+
+
+async def until(user: Client, near: Device, page: bytes, kind: str, limit: int = 40) -> np.ndarray:
+    """Ask until a request was answered by an arm of that kind."""
+    for _ in range(limit):
+        boxes = await user.boxes(page)
+        if near.done()[-1].arm.startswith(kind):
+            return boxes
+    raise AssertionError(f"no {kind} in {[event.arm for event in near.done()]}; {near.way.status()[DET]}")
+
+
+def alike(first: np.ndarray, second: np.ndarray) -> bool:
+    return len(first) == len(second) and all(max(iou(box, other) for other in second) >= 0.99 for box in first)
+
+
+async def test_three_arms_give_the_same_boxes(near: Device, far: Cloud, user: Client, page: bytes) -> None:
+    on_device = await user.boxes(page)
+    assert near.done()[-1].arm == "device"
+    in_cloud = await until(user, near, page, "cloud")
+    near.policy[0] = PRIVATE
+    by_cut = await until(user, near, page, "cut")
+    assert len(on_device) >= 6
+    assert np.abs(on_device - in_cloud).max() < 1e-3
+    assert alike(by_cut, on_device)
+    assert near.done()[-1].up_bytes > 100_000, "a cut sends the activation"
+
+
+async def test_the_private_policy_sends_no_picture(near: Device, far: Cloud, user: Client, page: bytes) -> None:
+    near.policy[0] = PRIVATE
+    await until(user, near, page, "cut")
+    names = {event.model for event in far.events.events if hasattr(event, "model")}
+    assert names, "the server saw no request"
+    assert DET not in names, "the whole model, and with it the picture, was asked for"
+
+
+async def test_the_seam_moves_when_the_rate_falls_and_comes_back(
+    near: Device, far: Cloud, user: Client, page: bytes
+) -> None:
+    await until(user, near, page, "cloud")
+    far.proxy.set_rate(20_000)
+    await until(user, near, page, "device")
+    far.proxy.set_rate(float("inf"))
+    await until(user, near, page, "cloud", limit=60)
+    assert all(event.status == "ok" for event in near.done())
+    switches = [(s.source, s.target) for s in near.events.events if isinstance(s, ArmSwitched)]
+    assert switches[0] == ("device", "cloud")
+    assert ("cloud", "device") in switches
+
+
+async def test_a_link_that_dies_under_a_request_is_answered_by_the_device(
+    near: Device, far: Cloud, user: Client, page: bytes
+) -> None:
+    before = await until(user, near, page, "cloud")
+    far.proxy.cut()
+    count = len(near.done())
+    after = await user.boxes(page)
+    assert alike(after, before)
+    assert len(near.done()) == count + 1
+    assert (near.done()[-1].arm, near.done()[-1].status) == ("device", "ok")
+    assert "failed" in near.done()[-1].reason
+    far.proxy.restore()
+    await until(user, near, page, "cloud", limit=60)
+
+
+async def test_concurrent_requests_are_answered_once_each(near: Device, far: Cloud, user: Client, page: bytes) -> None:
+    await until(user, near, page, "cloud")
+    count = len(near.done())
+    answers = await asyncio.gather(*(user.boxes(page) for _ in range(6)))
+    assert all(len(boxes) == len(answers[0]) for boxes in answers)
+    assert len(near.done()) == count + 6
+
+
+async def test_bad_pictures_are_named_and_the_next_request_works(near: Device, user: Client, page: bytes) -> None:
+    for bad in (b"", b"not a picture", page[:2000]):
+        with pytest.raises(BadRequest, match="cannot be decoded"):
+            await user.boxes(bad)
+    assert len(await user.boxes(page)) >= 6
+
+
+async def test_tails_answer_on_any_front_by_name(far: Cloud, files: dict[str, Path]) -> None:
+    """Head here by hand, tail by its wire name: what another runtime's device would do."""
+    manifest = far.way.bundles[DET]
+    cut = next(cut for cut in manifest.cuts if cut.codec == "raw")
+    client = Client(far.server.port)
+    name, datatype, shape = cut.crossing[0]
+    assert datatype == "FP32"
+    try:
+        from engines.arrays import to_tensor
+
+        sent = to_tensor(name, np.zeros(shape, dtype=np.float32))
+        answer = await client.endpoint.infer(tail_name(DET, manifest.digest, cut.id, "raw"), [sent], 10.0)
+        assert answer.outputs[0].shape == manifest.outputs[0][2]
+        assert answer.digest == manifest.digest
+        with pytest.raises(NotFound):
+            await client.endpoint.infer(tail_name(DET, "0" * 64, cut.id, "raw"), [sent], 10.0)
+    finally:
+        await client.close()
+
+
+async def test_a_device_without_a_far_end_answers_alone(files: dict[str, Path], tmp_path: Path, page: bytes) -> None:
+    async with device(stored(tmp_path / "alone", files), policy=QUICK) as alone:
+        client = Client(alone.server.port)
+        try:
+            assert len(await client.boxes(page)) >= 6
+            labels = await client.boxes(page, CLS)
+            assert labels.tolist() in ([0], [180])
+        finally:
+            await client.close()
+        assert {event.arm for event in alone.done()} == {"device"}
+
+
+async def test_a_bundle_is_kept_for_a_start_without_a_link(
+    files: dict[str, Path], tmp_path: Path, near: Device, page: bytes
+) -> None:
+    digest = manifest_of(near.way, DET).digest
+    async with device(stored(tmp_path / "device", files), policy=QUICK) as again:
+        assert manifest_of(again.way, DET).digest == digest
+        client = Client(again.server.port)
+        try:
+            answer = await client.endpoint.infer(DET, [bytes_tensor("image", [page])], 30.0)
+        finally:
+            await client.close()
+        assert answer.digest == digest
+
+
+async def test_a_dead_far_end_never_stops_the_device(files: dict[str, Path], tmp_path: Path, page: bytes) -> None:
+    async with device(stored(tmp_path / "dead", files), "http://127.0.0.1:9", policy=QUICK) as alone:
+        client = Client(alone.server.port)
+        try:
+            for _ in range(3):
+                assert len(await client.boxes(page)) >= 6
+        finally:
+            await client.close()
+
+
+# -- the unmodified tritonclient -------------------------------------------------------------------------------------
+
+
+def triton_session(port: int, page: bytes) -> dict[str, Any]:
+    """What a user of the stock client does, in a thread of its own: gevent has its own idea of an event loop."""
+    with triton.InferenceServerClient(f"127.0.0.1:{port}", concurrency=1) as client:
+        found: dict[str, Any] = {
+            "live": client.is_server_live(), "ready": client.is_server_ready(),
+            "model_ready": client.is_model_ready(DET), "version_ready": client.is_model_ready(DET, "1"),
+            "nobody": client.is_model_ready("nobody"),
+            "metadata": client.get_model_metadata(DET), "server": client.get_server_metadata(),
+        }  # fmt: skip
+        found["raw"] = _ask(client, DET, "x", np.zeros((1, 3, 480, 480), np.float32), "FP32", "sigmoid_0.tmp_0")
+        found["wide"] = _ask(client, DET, "x", np.zeros((1, 3, 480, 480), np.float16), "FP16", "sigmoid_0.tmp_0")
+        found["half"] = _ask(client, HALF, "x", np.array([[1, 2, 3, 4]], np.float16), "FP16", "y")
+        found["json"] = _ask(client, DET, "x", np.zeros((1, 3, 480, 480), np.float32), "FP32", "sigmoid_0.tmp_0", False)
+        found["picture"] = _ask(client, DET, "image", np.array([page], dtype=object), "BYTES", "boxes")
+        found["gzip"] = _ask(
+            client, DET, "image", np.array([page], dtype=object), "BYTES", "boxes",
+            request_compression_algorithm="gzip", response_compression_algorithm="gzip",
+        )  # fmt: skip
+        face = client.get_model_metadata(FACE)["inputs"][0]
+        shape = [max(1, size) for size in face["shape"]]
+        result = client.infer(FACE, [_input(face["name"], np.zeros(shape, np.float32), "FP32")])
+        found["face"] = [output["name"] for output in result.get_response()["outputs"]]
+        errors = []
+        for name, array, datatype in (
+            ("x", np.zeros((1, 3, 10), np.float32), "FP32"), ("x", np.zeros((1, 3, 480, 480), np.int64), "INT64"),
+            ("nothing", np.zeros((1, 3, 480, 480), np.float32), "FP32"),
+        ):  # fmt: skip
+            with pytest.raises(triton.InferenceServerException) as raised:
+                _ask(client, DET, name, array, datatype, "sigmoid_0.tmp_0")
+            errors.append(str(raised.value))
+        found["errors"] = errors
+        return found
+
+
+def _input(name: str, array: np.ndarray, datatype: str, binary: bool = True) -> Any:
+    tensor = triton.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def _ask(
+    client: Any, model: str, name: str, array: np.ndarray, datatype: str, output: str, binary: bool = True, **more: Any
+) -> tuple[np.ndarray, dict[str, Any]]:
+    wanted = [triton.InferRequestedOutput(output, binary_data=binary)]
+    result = client.infer(model, [_input(name, array, datatype, binary)], outputs=wanted, request_id="mine", **more)
+    return result.as_numpy(output), result.get_response()
+
+
+@pytest.mark.parametrize("house", ["device", "server"])
+async def test_the_unmodified_tritonclient_works(near: Device, far: Cloud, page: bytes, house: str) -> None:
+    port = near.server.port if house == "device" else far.server.port
+    found = await asyncio.to_thread(triton_session, port, page)
+    assert found["live"] and found["ready"] and found["model_ready"] and found["version_ready"]
+    assert not found["nobody"]
+    assert "binary_tensor_data" in found["server"]["extensions"]
+    assert found["metadata"]["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [1, 3, 480, 480]}
+    values, response = found["raw"]
+    assert values.shape == (1, 1, 480, 480)
+    assert response["id"] == "mine"
+    assert response["parameters"]["digest"] == manifest_of(near.way, DET).digest
+    assert np.allclose(values, found["wide"][0])
+    assert np.allclose(values, found["json"][0])
+    assert found["half"][0].dtype == np.float16
+    assert found["half"][0].tolist() == [[2, 4, 6, 8]]
+    assert found["picture"][0].shape[1:] == (4, 2)
+    assert len(found["picture"][0]) >= 6
+    assert np.allclose(found["picture"][0], found["gzip"][0])
+    assert found["face"], "a TFLite model answers through the same front"
+    for text, field in zip(found["errors"], ("shape", "datatype", "x"), strict=True):
+        assert "[400]" in text
+        assert field in text
+
+
+async def test_a_second_client_is_not_harmed_by_garbage(near: Device, page: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", near.server.port)
+    writer.write(b"POST /v2/models/x/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\nhalf a body")
+    await writer.drain()
+    writer.close()
+    client = Client(near.server.port)
+    try:
+        assert len(await client.boxes(page)) >= 6
+        with pytest.raises(MidstreamError):
+            await client.endpoint.infer("../../etc", [bytes_tensor("x", [page])], 5.0)
+    finally:
+        await client.close()
+    assert not isinstance(reader, LinkError)
