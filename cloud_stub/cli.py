@@ -11,11 +11,17 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloud_stub.admin_client import AdminClient
 from cloud_stub.config import CoordinatorConfig, add_flags, flags_of, load_config, local_environment
 from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cloud_stub.compose import CoordinatorHouse
+
+STOP_S = 15.0
+"""Longer than any part's own grace; what has not ended by then ends with the process."""
 
 
 def coordinator(argv: list[str]) -> int:
@@ -96,10 +102,7 @@ async def _run(config: CoordinatorConfig, as_json: bool) -> int:
     return 0
 
 
-STOP_S = 15.0
-
-
-def _ready(house: Any) -> dict[str, Any]:
+def _ready(house: CoordinatorHouse) -> dict[str, Any]:
     record = {
         "event": "ready",
         "host": house.addresses[0],
@@ -114,7 +117,7 @@ def _ready(house: Any) -> dict[str, Any]:
     return record | ({"client_key": key} if key else {})
 
 
-def welcome(house: Any) -> list[str]:
+def welcome(house: CoordinatorHouse) -> list[str]:
     """What a person needs after a start; secrets only on the first."""
     config, authority = house.config, house.authority
     broker = config.broker if config.broker_url else f"embedded (MQTT 3.1.1, TLS, port {house.broker_port})"

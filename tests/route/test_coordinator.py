@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from protocol.decode import decode, encode
 from protocol.documents import JoinAnswer, JoinRequest
 from protocol.errors import BadRequest, ConfigError, LinkError, NotFound
 from protocol.trust import decode_join
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Broker, mosquitto_binary
 from tests.unit.agent.houses import RunningHouse, config_for
 from tests.unit.cloud_stub.device_side import DeviceKey, new_device
 
@@ -225,6 +225,42 @@ async def test_the_real_agent_joins_registers_and_takes_policy(tmp_path: Path) -
         async with asyncio.timeout(10):
             while (devices := (await client.ask("GET", "/devices"))["devices"])[0]["state"] != "offline":
                 await asyncio.sleep(0.05)
+
+
+async def test_the_real_agent_over_mosquitto_with_mqtt_5(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """The broker is named, set up by our own command, and dies once in between."""
+    port, state = free_port(), tmp_path / "coordinator"
+    names = ["mosquitto-conf", "--out", str(tmp_path / "m"), "--names", "127.0.0.1", "--listen", "127.0.0.1"]
+    assert (
+        await asyncio.to_thread(cli.coordinator, [*names, "--listen-port", str(port), "--state-dir", str(state)]) == 0
+    )
+    conf = tmp_path / "m" / "mosquitto.conf"
+    if os.getuid() == 0:  # mosquitto would give up root and then not see the test's folder
+        conf.write_text(conf.read_text() + "user root\n")
+    broker = Broker("127.0.0.1", port, [], [mosquitto_binary(), "-c", str(conf)])
+    broker.restart()
+    try:
+        async with running(tmp_path, broker=f"mqtts://127.0.0.1:{port}") as coordinator:
+            config = config_for(tmp_path / "agent", join_token=coordinator.house.join_string())
+            async with RunningHouse(config) as agent:
+                await agent.until_state("connected")
+                assert coordinator.house.coordinator._channel.version == 5  # type: ignore[attr-defined]
+                client = AdminClient(state)
+                await _policy_in_force(client, (await client.ask("POST", "/policy", b""))["version"])
+                broker.kill()
+                second = (await client.ask("POST", "/policy", b"[split]\nperiods = 9\n"))["version"]
+                broker.restart()
+                await _policy_in_force(client, second)
+    finally:
+        for process in broker.process:
+            process.kill()
+            process.wait()
+
+
+async def _policy_in_force(client: AdminClient, version: int) -> None:
+    async with asyncio.timeout(40):
+        while not (devices := (await client.ask("GET", "/devices"))["devices"]) or devices[0]["policy"] != version:
+            await asyncio.sleep(0.05)
 
 
 async def test_policy_verbs_name_what_is_wrong(tmp_path: Path) -> None:
