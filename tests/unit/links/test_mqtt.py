@@ -43,7 +43,7 @@ async def _until(condition: Callable[[], bool], seconds: float = 8.0) -> None:
 
 
 async def test_a_message_published_while_the_device_is_away_arrives(mosquitto: Broker) -> None:
-    """The session outlives the process: a policy published meanwhile is not lost (edge.md, decision 3)."""
+    """The session outlives the process: a policy published meanwhile is not lost."""
     got: list[bytes] = []
     async with channel_to(mosquitto.port, "device") as device:
         await device.subscribe("policy", lambda d: got.append(d.payload))
