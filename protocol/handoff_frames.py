@@ -1,4 +1,4 @@
-"""The frames of a handoff as records; protocol.handoff has their bytes. The client owns the stream, the host generates."""
+"""The frames of a handoff as records; their bytes are in protocol.handoff. The client owns the stream."""
 
 from __future__ import annotations
 
