@@ -22,6 +22,7 @@ from protocol.clock import Clock
 from protocol.errors import ConfigError, MidstreamError
 from protocol.events import Emit
 from protocol.policy import Policy
+from protocol.text import Sampling, TextRequest
 
 log = logging.getLogger("midstream.agent")
 
@@ -33,6 +34,8 @@ MAX_CLOUD_MODELS = 256
 RESUME_S = 0.5
 # One device, one reader as a rule; a second slot lets an answer begin while another ends.
 SLOTS = 2
+WARM_UP_PROMPT = "Hello"
+WARM_UP_S = 120.0
 
 
 class TextSide:
@@ -82,6 +85,7 @@ class TextSide:
         try:
             engine = self._make(self._config.text_model)
             capabilities = await engine.capabilities()
+            await _warm_up(engine, self._config.text_model)
         except MidstreamError as err:
             self._health.warn("text_model", f"{self._config.text_model}: {err.message}", err.next_step)
             return
@@ -131,6 +135,18 @@ class TextSide:
 
             engine = SlowedTextEngine(engine, config.slowdown)
         return engine
+
+
+async def _warm_up(engine: TextEngine, model: str) -> None:
+    """One token: brings the weights into memory, so that the first answer does not look like a stalled one."""
+    request = TextRequest(model, WARM_UP_PROMPT, Sampling(max_tokens=1))
+    continuation = await engine.prepare(request, WARM_UP_S)
+    try:
+        async for token in continuation.start(0, 1):
+            if token.finish is not None:
+                break
+    finally:
+        await continuation.close()
 
 
 def text_mount(side: TextSide, policy: Callable[[], Policy], emit: Emit, clock: Clock) -> Mount:
