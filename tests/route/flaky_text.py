@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Literal
 
 from engines.port import Continuation, EngineLoad, TextEngine
@@ -14,26 +14,37 @@ Phase = Literal["prepare", "extend", "start", "token"]
 
 
 class FlakyTextEngine:
-    """Raises LinkClosed once, in `phase`; for `token` in place of the token at `index`. `fired` tells that it did.
+    """Strikes once when `phase` is entered (`token`: at the third token after a start): dies, or does what it was told.
 
-    token_s: each token takes at least so long.
+    token_s: each token takes at least so long. A dead engine raises LinkClosed at every call until `revive()`.
     """
 
     def __init__(self, inner: TextEngine, token_s: float = 0.0) -> None:
         self.inner = inner
         self.token_s = token_s
-        self.fired = False
+        self.struck = False
+        self._dead = False
         self._phase: Phase | None = None
-        self._index = 0
+        self._act: Callable[[], None] = self.die
 
-    def arm(self, phase: Phase | None, index: int = 0) -> None:
-        """Fail at the next passage of `phase`; None is harmless."""
-        self._phase, self._index, self.fired = phase, index, False
+    def arm(self, phase: Phase, act: Callable[[], None] | None = None) -> None:
+        """Strike in `phase`; without `act` this engine dies."""
+        self._phase, self._act, self.struck = phase, act or self.die, False
 
-    def passing(self, phase: Phase, index: int = 0) -> None:
-        """Raise if it is time."""
-        if self._phase == phase and (phase != "token" or index == self._index):
-            self._phase, self.fired = None, True
+    def die(self) -> None:
+        """Fail from now on."""
+        self._dead = True
+
+    def revive(self) -> None:
+        """Work again, unarmed."""
+        self._dead, self._phase, self.struck = False, None, False
+
+    def passing(self, phase: Phase, tokens_since_start: int = 0) -> None:
+        """Strike if it is time; raise when dead."""
+        if self._phase == phase and (phase != "token" or tokens_since_start >= 3):
+            self._phase, self.struck = None, True
+            self._act()
+        if self._dead:
             raise LinkClosed(f"killed in phase {phase}")
 
     async def capabilities(self) -> TextCapabilities:
@@ -78,7 +89,7 @@ class FlakyContinuation:
         self._engine.passing("start")
         async for token in self._inner.start(at, ahead_tokens):
             await asyncio.sleep(self._engine.token_s)
-            self._engine.passing("token", token.index)
+            self._engine.passing("token", token.index - at)
             yield token
 
     def acknowledge(self, index: int) -> None:
