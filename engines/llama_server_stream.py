@@ -101,7 +101,7 @@ class ServerContinuation:
                 await self._wait_for_news()
         except TimeoutError as err:
             raise LinkTimeout(f"the prompt was not read within {deadline_s:.1f} s") from err
-        if self._failure is not None:
+        if self._failure is not None and not self._ready:
             raise self._failure
 
     async def extend(self, tokens: Sequence[Token]) -> None:

@@ -251,7 +251,7 @@ class CompatContinuation:
                     self._end("length")
         except TimeoutError as err:
             raise LinkTimeout(f"no content within {deadline_s:.1f} s") from err
-        if self._failure is not None:
+        if self._failure is not None and not self._tokens_ready:
             raise self._failure
 
     async def extend(self, tokens: Sequence[Token]) -> None:

@@ -17,8 +17,10 @@ from engines.port import Continuation, EngineLoad, TextEngine
 from protocol.clock import Clock
 from protocol.text import TextCapabilities, TextRequest, Token
 
-CLIP_RATIO = 3.0
-"""A token counts as at most this many median tokens, so that a pause for credit is not slowed down too."""
+CLIP_RATIO = 2.0
+"""A token counts as at most this many usual ones, so that a pause for credit is not slowed down too."""
+
+REMEMBERED_TOKENS = 16
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -104,18 +106,43 @@ class SlowedContinuation:
         await self._inner.close()
 
     async def _slowed(self, tokens: AsyncIterator[Token]) -> AsyncIterator[Token]:
-        engine = self._engine
-        gaps: deque[float] = deque(maxlen=31)
-        made_s = due_s = engine.clock()
+        engine, pace = self._engine, _Pace(self._engine.factor, self._engine.clock())
         try:
-            async for token in tokens:
-                now_s = token.at_s or engine.clock()
+            while True:
+                wanted_s = engine.clock()
+                token = await anext(tokens, None)
+                if token is None:
+                    return
+                made_s = token.at_s or engine.clock()
                 # A pure end mark of a full answer is no work.
-                gap_s = max(0.0, now_s - made_s) if token.data or token.id is not None else 0.0
-                gaps.append(gap_s)
-                due_s = max(due_s, made_s) + min(gap_s, CLIP_RATIO * median(gaps)) * engine.factor
-                made_s = now_s
-                await engine.wait_until(due_s)
+                await engine.wait_until(pace.due_s(wanted_s, made_s, work=bool(token.data or token.id is not None)))
                 yield evolve(token, at_s=engine.clock())
         finally:
             await self._inner.close()
+
+
+class _Pace:
+    """When a machine `factor` times slower would have made each token."""
+
+    def __init__(self, factor: float, began_s: float) -> None:
+        self._factor = factor
+        self._due_s = self._made_s = began_s
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=REMEMBERED_TOKENS)
+
+    def due_s(self, wanted_s: float, made_s: float, *, work: bool) -> float:
+        """The moment for a token that was asked for at `wanted_s` and made at `made_s`."""
+        # Made after it was asked for: the engine waited for that, or we are level with it. Made before: it runs ahead.
+        waited = made_s >= wanted_s
+        seconds = max(0.0, made_s - (wanted_s if waited else self._made_s)) if work else 0.0
+        begins_s = max(self._due_s, wanted_s) if waited else self._due_s
+        self._made_s = made_s
+        self._due_s = begins_s + self._factor * min(seconds, self._most_s(seconds))
+        return self._due_s
+
+    def _most_s(self, seconds: float) -> float:
+        """A gap much longer than usual was a pause for credit, not work."""
+        self._last.append(seconds)
+        if len(self._first) < REMEMBERED_TOKENS:
+            self._first.append(seconds)
+        return CLIP_RATIO * min(median(self._first), median(self._last))

@@ -1,0 +1,103 @@
+"""Bounded admission in front of a text engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engines.fakes_text import FakeTextEngine
+from engines.port import Continuation
+from engines.queued_text import QueuedTextEngine
+from protocol.errors import EngineCrashed, EngineError, Full, LinkTimeout
+from protocol.events import QueueSampled, RecordingEmit
+from protocol.text import Sampling, TextRequest
+
+
+def ask(text: str = "p") -> TextRequest:
+    return TextRequest("m", text, Sampling(max_tokens=3))
+
+
+@pytest.fixture
+async def inner() -> AsyncIterator[FakeTextEngine]:
+    yield FakeTextEngine(capacity=100)
+
+
+def queued(inner: FakeTextEngine, emit: RecordingEmit | None = None, wait_target_s: float = 5.0) -> QueuedTextEngine:
+    return QueuedTextEngine(inner, slots=1, wait_target_s=wait_target_s, emit=emit or RecordingEmit())
+
+
+async def finish(continuation: Continuation) -> int:
+    return len([token async for token in continuation.start(0, 100)])
+
+
+async def test_requests_run_in_order_of_arrival_one_slot_at_a_time(inner: FakeTextEngine) -> None:
+    engine = queued(inner)
+    assert await finish(await engine.prepare(ask("warm"), 5)) == 3
+    first = await engine.prepare(ask("first"), 5)
+    others = [asyncio.create_task(engine.prepare(ask(name), 5)) for name in ("second", "third")]
+    await asyncio.sleep(0.02)
+    assert [request.prompt for request in inner.prepared] == ["warm", "first"]
+    assert engine.load().waiting == 2 and engine.load().running == 1
+    await finish(first)
+    await finish(await others[0])
+    await finish(await others[1])
+    assert [request.prompt for request in inner.prepared] == ["warm", "first", "second", "third"]
+    assert engine.load().running == 0
+
+
+async def test_a_queued_request_whose_client_left_never_runs(inner: FakeTextEngine) -> None:
+    engine = queued(inner)
+    first = await engine.prepare(ask("first"), 5)
+    gone = asyncio.create_task(engine.prepare(ask("gone"), 5))
+    await asyncio.sleep(0.01)
+    gone.cancel()
+    await asyncio.wait([gone])
+    late = await engine_times_out(engine)
+    assert late
+    await finish(first)
+    assert [request.prompt for request in inner.prepared] == ["first"]
+    assert engine.load().waiting == 0
+
+
+async def engine_times_out(engine: QueuedTextEngine) -> bool:
+    with pytest.raises(LinkTimeout):
+        await engine.prepare(ask("late"), 0.05)
+    return True
+
+
+async def test_beyond_the_capacity_there_is_an_honest_refusal(inner: FakeTextEngine) -> None:
+    emit = RecordingEmit()
+    engine = queued(inner, emit)
+    first = await engine.prepare(ask(), 5)
+    waiting = asyncio.create_task(engine.prepare(ask(), 5))
+    await asyncio.sleep(0.01)
+    with pytest.raises(Full) as full:
+        await engine.prepare(ask(), 5)
+    assert full.value.retry_after_s > 0
+    outcomes = [event.outcome for event in emit.events if isinstance(event, QueueSampled)]
+    assert outcomes == ["queued", "queued", "refused"]
+    await finish(first)
+    await finish(await waiting)
+
+
+async def test_a_failed_prepare_gives_its_slot_back(inner: FakeTextEngine) -> None:
+    engine = queued(inner)
+    inner.fail("prepare", EngineCrashed("gone"))
+    with pytest.raises(EngineCrashed):
+        await engine.prepare(ask(), 5)
+    assert await finish(await engine.prepare(ask(), 5)) == 3
+
+
+async def test_closing_answers_who_waits(inner: FakeTextEngine) -> None:
+    engine = queued(inner)
+    first = await engine.prepare(ask(), 5)
+    waiting = asyncio.create_task(engine.prepare(ask(), 5))
+    await asyncio.sleep(0.01)
+    await engine.close()
+    with pytest.raises(EngineError):
+        await waiting
+    with pytest.raises(EngineError):
+        await engine.prepare(ask(), 5)
+    await first.close()
