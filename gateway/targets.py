@@ -26,6 +26,9 @@ UNTOLD = TextCapabilities(
 )
 """Stands for an engine that will not say what it can do: it gets bytes, and its own refusals are believed."""
 
+TELLING_TOKENS = 16
+"""A shorter prefill says more about the round trip and the first token than about the prefill rate."""
+
 
 @frozen
 class Target:
@@ -104,7 +107,7 @@ class TargetBoard:
         watch = self._watch(target, model)
         watch.failures, watch.rest_until_s = 0, -inf
         watch.ttft_s.append(ttft_s)
-        if prefilled_tokens > 0:
+        if prefilled_tokens >= TELLING_TOKENS:
             watch.prefill_s.append(ttft_s / prefilled_tokens)
 
     def failed(self, target: Target, model: str, now_s: float) -> None:
@@ -144,7 +147,7 @@ class TargetBoard:
             up=now_s >= watch.rest_until_s,
             ttft_s=tuple(sorted(watch.ttft_s)),
             queue_s=target.engine.load().wait_s,
-            prefill_s=median(watch.prefill_s) if watch.prefill_s else prior_s,
+            prefill_s=min(watch.prefill_s) if watch.prefill_s else prior_s,
             tokens_per_s=median(watch.rates) if watch.rates else target.tokens_per_s,
             price_in=target.price_in,
             price_out=target.price_out,

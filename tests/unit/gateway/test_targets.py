@@ -73,3 +73,12 @@ def test_remaining_length_is_the_mean_rest_and_never_max_tokens_alone() -> None:
     assert lengths.remaining_tokens(10, 2048) == pytest.approx((99 * 40 + 100) / 100)
     # Longer than every answer before: only the prior is left to say.
     assert lengths.remaining_tokens(60, 2048) == 100.0
+
+
+def test_a_cached_prompt_says_nothing_about_the_prefill_rate() -> None:
+    board = TargetBoard()
+    board.started(DEVICE, MODEL, 0.2, 1)
+    assert board.view(DEVICE, MODEL, 0.0).prefill_s == 0.0
+    for fresh_tokens, ttft_s in ((20, 0.2), (400, 0.8), (100, 0.4)):
+        board.started(DEVICE, MODEL, ttft_s, fresh_tokens)
+    assert board.view(DEVICE, MODEL, 0.0).prefill_s == pytest.approx(0.002)
