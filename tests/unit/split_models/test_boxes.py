@@ -114,8 +114,8 @@ def test_corners_start_top_left_and_go_clockwise() -> None:
 
 def test_iou_of_known_squares() -> None:
     assert iou(SQUARE, SQUARE) == pytest.approx(1.0)
-    assert iou(SQUARE, SQUARE + [5.0, 0.0]) == pytest.approx(50 / 150)
-    assert iou(SQUARE, SQUARE + [20.0, 0.0]) == pytest.approx(0.0)
+    assert iou(SQUARE, SQUARE + np.array([5.0, 0.0])) == pytest.approx(50 / 150)
+    assert iou(SQUARE, SQUARE + np.array([20.0, 0.0])) == pytest.approx(0.0)
     diamond = np.array([[5.0, -2.0], [12.0, 5.0], [5.0, 12.0], [-2.0, 5.0]])
     assert iou(SQUARE, diamond) == pytest.approx(iou(diamond, SQUARE))
 

@@ -27,9 +27,8 @@ class Door:
     """A front over scripted models: `plain` has no recipe, `word` has one, `tail` answers and is not listed."""
 
     def __init__(self) -> None:
-        self.local = Scripted(
-            {"plain": Y, "word": Y, "tail": Y, "broken": EngineError("dead"), "busy": Full("full", retry_after_s=7.0)}
-        )
+        failing = {"broken": EngineError("dead"), "busy": Full("full", retry_after_s=7.0)}
+        self.local = Scripted({"plain": Y, "word": Y, "tail": Y, **failing})
         self.emit = RecordingEmit()
         names = {name: Shown(name, "onnx_onnxv1", listed=name != "tail") for name in self.local.reactions}
         names["word"] = Shown("word", "onnx_onnxv1", WordRecipe(), "x", (1, 4))
@@ -130,18 +129,13 @@ async def test_over_capacity_says_when_to_come_back(door: Door) -> None:
     assert (await door.infer("busy", X)).headers["retry-after"] == "7"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"inputs":[]}',
-        b'{"inputs":[{"name":"x"}]}',
-        b"\xff" * 100,
-        b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP99","data":[1]}]}',
-    ],
-)
+GARBAGE = [
+    b"", b"{", b"[]", b'{"inputs":[]}', b'{"inputs":[{"name":"x"}]}', b"\xff" * 100,
+    b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP99","data":[1]}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", GARBAGE)
 async def test_garbage_is_a_400_with_a_text(door: Door, body: bytes) -> None:
     response = await door.ask("POST", "/v2/models/plain/infer", {}, body)
     assert response.status == 400
@@ -149,13 +143,8 @@ async def test_garbage_is_a_400_with_a_text(door: Door, body: bytes) -> None:
 
 
 async def test_unknown_names_and_versions_are_404(door: Door) -> None:
-    for path in (
-        "/v2/models/nobody",
-        "/v2/models/nobody/ready",
-        "/v2/models/plain/versions/9",
-        "/v2/models/plain/versions/9/ready",
-    ):
-        assert (await door.ask("GET", path)).status == 404
+    for path in ("nobody", "nobody/ready", "plain/versions/9", "plain/versions/9/ready"):
+        assert (await door.ask("GET", f"/v2/models/{path}")).status == 404
 
 
 async def test_only_the_wanted_outputs_leave(door: Door) -> None:

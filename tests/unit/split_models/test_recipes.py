@@ -123,7 +123,7 @@ BROKEN = {
     "too wide": png_that_claims(20_000, 10),
     "no width": png_that_claims(0, 10),
     "less data than claimed": png_that_claims(3_000, 3_000),
-    "gif": b"GIF89a\x01\x00\x01\x00\x80\x00\x00\x00\x00\x00\xff\xff\xff,\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02D\x01\x00;",
+    "gif": encode(np.zeros((2, 2, 3), dtype=np.uint8), "GIF"),
     "svg": b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>",
 }
 
