@@ -86,6 +86,7 @@ class _Interactive:
     """Requests of a user: latencies from arrival to done, of those that arrived during the incident."""
 
     latencies_s: list[float] = field(factory=list)
+    done_s: list[float] = field(factory=list)
     asked: int = 0
     refused: int = 0
 
@@ -152,7 +153,8 @@ async def incident(
         p99_ms=1000 * percentile(user.latencies_s, 0.99),
         p50_ms=1000 * percentile(user.latencies_s, 0.5),
         peak_queue=executor.metrics().peak_waiting,
-        done_per_s=(answers + len(user.latencies_s)) / seconds,
+        # What was done until the last answer was: without the bound, interactive work still waits then.
+        done_per_s=(answers + sum(moment <= tally.ended_s for moment in user.done_s)) / seconds,
         lost=answers - len(tally.answers) + user.asked - len(user.latencies_s),
         capacity=capacity,
         ran_by_reader=readers,
@@ -227,7 +229,8 @@ async def _ask(executor: BoundedExecutor, run: Callable[[], Any], user: _Interac
             user.refused += counted
             await asyncio.sleep(full.retry_after_s)
     if counted:
-        user.latencies_s.append(time.monotonic() - arrived_s)
+        user.done_s.append(time.monotonic())
+        user.latencies_s.append(user.done_s[-1] - arrived_s)
 
 
 def compare(repeats: int) -> tuple[dict[str, object], list[str]]:
@@ -261,6 +264,7 @@ def compare(repeats: int) -> tuple[dict[str, object], list[str]]:
     }
     notes = [
         f"throughput ratio per repeat: {spread(ratios)}",
+        f"load average of the machine: {os.getloadavg()[0]:.1f} (the benchmark alone makes about {WORKERS + 1})",
         f"interactive requests told to come back: {sum(o.refused for o in with_bound)} (their time runs on)",
     ]
     return keys, notes
