@@ -65,10 +65,16 @@ class CostTable:
             self._prior("server", _tail(cut), cut.tail_s)
 
     def learn(self, measured: Sequence[Measured]) -> None:
-        """Take benchmark figures of this model's digest as priors; heads that were not measured follow the whole."""
-        mine = {
-            m.what: m.median_s for m in measured if m.digest in (self._manifest.digest, self._manifest.source_sha256)
-        }
+        """Take benchmark figures of this model as priors; heads that were not measured follow the whole.
+
+        Of several figures of one part the prepared graph's comes before the source file's, and the first before the
+        rest, since a benchmark begins with the usual number of threads.
+        """
+        mine: dict[str, float] = {}
+        for digest in (self._manifest.digest, self._manifest.source_sha256):
+            for figure in measured:
+                if figure.digest == digest:
+                    mine.setdefault(figure.what, figure.median_s)
         parts = self._sides["device"].parts
         if mine.get("whole", 0.0) > 0:
             _rebase_unseen(parts, mine["whole"] / max(parts["whole"].base_s, 1e-9))

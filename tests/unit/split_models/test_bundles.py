@@ -1,0 +1,307 @@
+"""Bundles: built from a real model, whole or absent on disk, fetched in ranges, never trusted blindly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from cloud_stub.bundles import BundleShelf
+from engines.catalogue import shipped_catalogue
+from engines.onnx import OnnxRuntime
+from engines.store import ModelStore
+from links.memory import MemoryLink
+from links.port import Reply, Request, Response, Route
+from protocol.decode import encode
+from protocol.errors import ConfigError, EngineError, LinkError, MidstreamError, NotFound, ProtocolError
+from protocol.models import BundleManifest
+from split_models.bundle import BundleLimits, Progress, build_bundle
+from split_models.bundle_client import BundleClient, kept_as
+from split_models.bundle_files import (
+    MANIFEST,
+    BundleFolder,
+    files_of,
+    parse_manifest,
+    read_bundle,
+    sweep,
+    usable_bundle,
+    verify_files,
+)
+from split_models.cuts import Cut
+from split_models.graph import GraphTensor
+from split_models.measure import head_probes, time_calls
+from split_models.offer import offers
+
+CLS = "ppocr-v2-cls"
+
+
+@pytest.fixture(scope="module")
+def built(model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with the bundle of the text-direction model."""
+    root = tmp_path_factory.mktemp("bundles")
+    build_bundle(model_file(CLS), shipped_catalogue()[CLS], root, limits=BundleLimits(max_cuts=2, threads=1))
+    return root
+
+
+@pytest.fixture
+def root(built: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(built, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_a_bundle_is_complete_and_honest(built: Path) -> None:
+    manifest = read_bundle(built / CLS)
+    assert manifest.single_cuts >= 40
+    assert {cut.codec for cut in manifest.cuts} == {"raw", "int8"}
+    assert not verify_files(built / CLS, manifest)
+    assert all(cut.tail_s > 0 and cut.wire_bytes > 0 and cut.down_bytes > 0 for cut in manifest.cuts)
+    assert manifest.cloud_s >= manifest.whole_s > 0
+    raw = {cut.id: cut.wire_bytes for cut in manifest.cuts if cut.codec == "raw"}
+    assert all(raw[cut.id] == 4 * cut.wire_bytes for cut in manifest.cuts if cut.codec == "int8")
+    assert {path.name for path in (built / CLS).iterdir()} == {MANIFEST, *files_of(manifest)}
+
+
+def test_building_again_changes_nothing(built: Path, model_file: Callable[[str], Path]) -> None:
+    before = read_bundle(built / CLS)
+    steps: list[Progress] = []
+    again = build_bundle(model_file(CLS), shipped_catalogue()[CLS], built, progress=steps.append)
+    assert again == before
+    assert steps == []
+
+
+def test_another_entry_makes_another_bundle(built: Path, model_file: Callable[[str], Path]) -> None:
+    entry = shipped_catalogue()[CLS]
+    manifest = read_bundle(built / CLS)
+    assert usable_bundle(built / CLS, entry, manifest.source_sha256) == manifest
+    assert usable_bundle(built / CLS, entry, "0" * 64) is None
+    assert usable_bundle(built / CLS, evolve(entry, input_shapes={"x": (1, 3, 48, 96)}), manifest.source_sha256) is None
+    assert usable_bundle(built / CLS, evolve(entry, recipe="ppocr-det"), manifest.source_sha256) is None
+
+
+def test_progress_never_passes_its_total(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+    steps: list[Progress] = []
+    limits = BundleLimits(max_cuts=1, threads=1)
+    build_bundle(model_file(CLS), shipped_catalogue()[CLS], tmp_path, limits=limits, progress=steps.append)
+    assert [step.done for step in steps] == sorted(step.done for step in steps)
+    assert all(0 <= step.done <= step.total for step in steps)
+    assert steps[0].what == "prepare"
+
+
+def test_no_time_means_no_cuts_and_still_a_bundle(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+    limits = BundleLimits(seconds=0.0, threads=1)
+    manifest = build_bundle(model_file(CLS), shipped_catalogue()[CLS], tmp_path, limits=limits)
+    assert manifest.cuts == ()
+    assert read_bundle(tmp_path / CLS) == manifest
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model"])
+def test_a_file_that_is_no_model_leaves_nothing(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "bad.onnx"
+    file.write_bytes(content)
+    with pytest.raises(EngineError):
+        build_bundle(file, shipped_catalogue()[CLS], tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_input_shapes_that_the_model_cannot_run_leave_nothing(
+    model_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    entry = evolve(shipped_catalogue()[CLS], input_shapes={"x": (1, 4, 48, 192)})
+    with pytest.raises(MidstreamError):
+        build_bundle(model_file(CLS), entry, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_a_recipe_is_not_cut(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build_bundle(model_file(CLS), evolve(shipped_catalogue()[CLS], recipe=None), tmp_path)
+    assert raised.value.field == "recipe"
+
+
+# -- on disk ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_while_building_leaves_the_old_bundle(root: Path) -> None:
+    before = read_bundle(root / CLS)
+    folder = BundleFolder(root, CLS)
+    folder.write("half.onnx", b"x")
+    assert read_bundle(root / CLS) == before
+    sweep(root, CLS)
+    assert [path.name for path in root.iterdir()] == [CLS]
+
+
+def test_a_crash_between_the_renames_brings_the_old_bundle_back(root: Path) -> None:
+    before = read_bundle(root / CLS)
+    (root / CLS).rename(root / f".{CLS}.previous")
+    sweep(root, CLS)
+    assert read_bundle(root / CLS) == before
+
+
+def test_publishing_replaces_as_a_whole(root: Path) -> None:
+    manifest = read_bundle(root / CLS)
+    folder = BundleFolder(root, CLS)
+    for name in files_of(manifest):
+        folder.write(name, (root / CLS / name).read_bytes())
+    folder.publish(evolve(manifest, whole_s=9.0))
+    folder.discard()
+    assert read_bundle(root / CLS).whole_s == 9.0
+    assert [path.name for path in root.iterdir()] == [CLS]
+
+
+def test_a_torn_file_is_noticed(root: Path) -> None:
+    manifest = read_bundle(root / CLS)
+    file = root / CLS / manifest.cuts[0].tail_file
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ProtocolError, match="torn"):
+        read_bundle(root / CLS)
+
+
+def test_a_changed_byte_is_noticed(root: Path) -> None:
+    manifest = read_bundle(root / CLS)
+    file = root / CLS / manifest.whole_file
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(bytes(data))
+    assert verify_files(root / CLS, manifest) == [manifest.whole_file]
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "a/b", ".hidden", "", "x" * 200, "a\0b"])
+def test_file_names_never_leave_the_folder(built: Path, name: str) -> None:
+    manifest = read_bundle(built / CLS)
+    evil = evolve(manifest, whole_file=name)
+    with pytest.raises(ProtocolError):
+        parse_manifest(encode(evil))
+
+
+WRONG = [{"schema": "midstream.bundle/9.0"}, {"digest": 7}, {"cuts": [{"id": "000"}]}, {"input_shapes": {"x": "no"}}]
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_wrong_manifests_name_the_field(built: Path, change: dict[str, object]) -> None:
+    document = json.loads((built / CLS / MANIFEST).read_bytes()) | change
+    with pytest.raises(ProtocolError) as raised:
+        parse_manifest(json.dumps(document).encode())
+    assert raised.value.field is not None
+    assert raised.value.field.split(".")[0].split("[")[0] in change
+
+
+# -- over a link -----------------------------------------------------------------------------------------------------
+
+
+class Lossy:
+    """A link that loses its first replies, as a weak one does."""
+
+    def __init__(self, link: MemoryLink, losses: int) -> None:
+        self._link = link
+        self.losses = losses
+
+    async def exchange(self, path: str, headers: dict[str, str], body: bytes, deadline_s: float, method: str) -> Reply:
+        if "/files/" in path and self.losses > 0:
+            self.losses -= 1
+            raise LinkError("lost")
+        return await self._link.exchange(path, headers, body, deadline_s, method)
+
+
+def store_at(path: Path) -> ModelStore:
+    return ModelStore(path, shipped_catalogue())
+
+
+async def test_heads_arrive_through_the_store(root: Path, tmp_path: Path) -> None:
+    client, link = BundleClient(store_at(tmp_path / "store")), MemoryLink("cloud", BundleShelf(root).routes())
+    manifest = await client.manifest(link, CLS)
+    assert manifest == read_bundle(root / CLS)
+    head = await client.head(link, manifest, manifest.cuts[0])
+    assert head.read_bytes() == (root / CLS / manifest.cuts[0].head_file).read_bytes()
+    assert head.parent.name == kept_as(CLS)
+    link.reachable = False
+    assert await client.head(link, manifest, manifest.cuts[0]) == head, "a head that is here is not asked for"
+    with pytest.raises(NotFound):
+        await client.whole(None, manifest)
+    with pytest.raises(LinkError):
+        await client.whole(link, manifest)
+
+
+async def test_a_weak_link_is_tried_again(root: Path, tmp_path: Path) -> None:
+    client, link = BundleClient(store_at(tmp_path / "store")), MemoryLink("cloud", BundleShelf(root).routes())
+    manifest = await client.manifest(link, CLS)
+    whole = await client.whole(Lossy(link, 2), manifest)  # type: ignore[arg-type]
+    assert whole.stat().st_size == manifest.whole_size_bytes
+    with pytest.raises(LinkError):
+        await client.head(Lossy(link, 9), manifest, manifest.cuts[0])  # type: ignore[arg-type]
+
+
+async def test_wrong_bytes_are_never_placed(root: Path, tmp_path: Path) -> None:
+    manifest = read_bundle(root / CLS)
+    file = root / CLS / manifest.whole_file
+    file.write_bytes(bytes(manifest.whole_size_bytes))
+    store = store_at(tmp_path / "store")
+    with pytest.raises(EngineError):
+        await BundleClient(store).whole(MemoryLink("cloud", BundleShelf(root).routes()), manifest)
+    assert not list((tmp_path / "store").rglob("*.onnx"))
+
+
+async def test_no_bundle_yet_and_another_model(root: Path, tmp_path: Path) -> None:
+    client, link = BundleClient(store_at(tmp_path)), MemoryLink("cloud", BundleShelf(root).routes())
+    with pytest.raises(NotFound):
+        await client.manifest(link, "ppocr-v4-det")
+    (root / CLS).rename(root / "other")
+    with pytest.raises(ProtocolError, match="asked for"):
+        await client.manifest(link, "other")
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, b""), (200, b"{}"), (200, b"<html>"), (200, b"[" * 2_000_000)])
+async def test_a_server_that_is_no_coordinator(tmp_path: Path, status: int, body: bytes) -> None:
+    async def answer(request: Request) -> Response:
+        return Response(status=status, body=body)
+
+    link = MemoryLink("cloud", [Route("GET", "/midstream/v1/bundles/{model}/manifest.json", answer)])
+    with pytest.raises(MidstreamError):
+        await BundleClient(store_at(tmp_path)).manifest(link, CLS)
+
+
+# -- offers and probes -----------------------------------------------------------------------------------------------
+
+
+def cuts_of(*elements: int) -> list[Cut]:
+    return [Cut(f"{k:03d}", k, (GraphTensor(f"t{k}", "FP32", (1, n)),), float(k)) for k, n in enumerate(elements)]
+
+
+def offered(cuts: list[Cut], errors: dict[str, float], max_cuts: int = 9) -> list[tuple[str, str]]:
+    found = offers(cuts, lambda cut: errors.get(cut.id, 0.0), max_cuts, lambda: True)
+    return [(one.cut.id, one.codec) for one in found]
+
+
+def test_only_cuts_that_send_less_are_offered() -> None:
+    assert offered(cuts_of(100, 100, 200, 50, 60), {}) == [
+        ("000", "raw"), ("000", "int8"), ("003", "raw"), ("003", "int8"),
+    ]  # fmt: skip
+
+
+def test_a_cut_that_int8_harms_makes_room_for_the_next() -> None:
+    assert offered(cuts_of(100, 100, 50), {"000": 0.3, "002": 0.5}) == [("000", "raw"), ("001", "raw"), ("001", "int8")]
+
+
+def test_offers_are_bounded() -> None:
+    assert len(offered(cuts_of(*range(100, 0, -1)), {}, max_cuts=3)) == 6
+    assert list(offers(cuts_of(9, 8), lambda _: 0.0, 9, lambda: False)) == []
+
+
+def test_head_probes_measure_real_heads(root: Path) -> None:
+    manifest: BundleManifest = read_bundle(root / CLS)
+    probes = head_probes(manifest, lambda cut: root / CLS / cut.head_file, OnnxRuntime(), threads=1)
+    assert len(probes) == len(manifest.cuts)
+    measured = probes[0].run()
+    assert (measured.digest, measured.what) == (manifest.digest, f"head:{manifest.cuts[0].id}:{manifest.cuts[0].codec}")
+    assert measured.median_s > 0
+
+
+def test_the_median_ignores_the_warm_up() -> None:
+    ticks = iter([0.0, 1.0, 1.0, 2.0, 2.0, 5.0])
+    timed = time_calls(lambda: None, runs=3, clock=lambda: next(ticks))
+    assert timed.median_s == 1.0
+    assert timed.spread_s == pytest.approx(0.5)
