@@ -26,7 +26,6 @@ from agent.policy import PolicyHolder
 from agent.registration import Registrar
 from agent.supervisor import LifeKeeper
 from links.http import HttpLink, Sink
-from links.mqtt import MqttChannel, MqttSettings
 from links.port import Found
 from links.tls import client_context, fingerprint
 from protocol.clock import Clock, WallClock
@@ -181,6 +180,9 @@ class ControlSide:
         return port != PLAIN_MQTT_PORT if self.config.broker_tls is None else self.config.broker_tls
 
     def _open_session(self, host: str, port: int) -> Control:
+        # The MQTT library is not on the way to READY.
+        from links.mqtt import MqttChannel, MqttSettings
+
         assert self.enrolment is not None and self.connector is not None
         topics = Topics(self.enrolment.fleet, self.device_id)
         epoch = next_epoch(self.config.state_dir / "epoch")

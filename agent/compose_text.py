@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
 from agent.health import Health
+from engines.measure_text import text_probes
 from engines.peer import PeerEngine
 from engines.port import TextEngine
 from engines.registry import engine_class
@@ -18,7 +21,9 @@ from gateway.settings import GatewaySettings
 from gateway.targets import Target
 from links.http import HttpLink
 from links.port import Mount
+from profiles.benchmark import Probe, best_threads
 from protocol.clock import Clock
+from protocol.device import Measured
 from protocol.errors import ConfigError, MidstreamError
 from protocol.events import Emit
 from protocol.policy import Policy
@@ -36,19 +41,30 @@ RESUME_S = 0.5
 SLOTS = 2
 WARM_UP_PROMPT = "Hello"
 WARM_UP_S = 120.0
+PROBE_RUNS = 1
+PROBE_BUDGET_S = 6.0
 
 
 class TextSide:
     """The text engines of this device, and `targets` for the gateway."""
 
-    def __init__(self, config: AgentConfig, store: ModelStore, cloud: CloudLink, health: Health) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        store: ModelStore,
+        cloud: CloudLink,
+        health: Health,
+        measured: Callable[[], Sequence[Measured]] = tuple,
+    ) -> None:
         self._config = config
+        self._measured = measured
         self._store = store
         self._cloud = cloud
         self._health = health
         self._device: TextEngine | None = None
         self._peer = PeerEngine(lambda: cloud.open(HANDOFF_PATH), name="cloud", resume_s=RESUME_S)
         self._cloud_models: frozenset[str] = frozenset()
+        self.settled = asyncio.Event()
 
     @property
     def device(self) -> TextEngine | None:
@@ -80,10 +96,16 @@ class TextSide:
 
     async def open(self) -> None:
         """Open the device's engine and load its model, in the background of a serving agent."""
+        try:
+            await self._open()
+        finally:
+            self.settled.set()
+
+    async def _open(self) -> None:
         if self._config.text_model is None:
             return
         try:
-            engine = self._make(self._config.text_model)
+            engine = self._make(self._config.text_model, self._threads(self._config.text_model))
             capabilities = await engine.capabilities()
             await _warm_up(engine, self._config.text_model)
         except MidstreamError as err:
@@ -111,7 +133,36 @@ class TextSide:
         if device is not None:
             await device.close()
 
-    def _make(self, model: str) -> TextEngine:
+    def probes(self) -> Sequence[Probe]:
+        """Prefill and decode over thread counts, on engines of their own."""
+        config, model = self._config, self._config.text_model
+        if model is None or config.text_engine == "openai_compat" or self._device is None:
+            return ()
+        cores = os.cpu_count() or 1
+        counts = (config.text_threads,) if config.text_threads else tuple(dict.fromkeys((max(1, cores - 1), 1, cores)))
+        return text_probes(
+            lambda threads: self._make(model, threads),
+            self._store.entry(model).sha256,
+            model=model,
+            engine=config.text_engine,
+            threads=counts,
+            runs=PROBE_RUNS,
+            budget_s=PROBE_BUDGET_S,
+        )
+
+    def digests(self) -> frozenset[str]:
+        """What those are measured of."""
+        served = self._config.text_model if self._device is not None else None
+        return frozenset({self._store.entry(served).sha256}) if served else frozenset()
+
+    def _threads(self, model: str) -> int:
+        """Configured, else the fewest of the fastest as measured before, else the engine's own choice."""
+        if self._config.text_threads:
+            return self._config.text_threads
+        digest = self._store.entry(model).sha256
+        return best_threads(self._measured(), digest, self._config.text_engine, "decode") or 0
+
+    def _make(self, model: str, threads: int) -> TextEngine:
         config = self._config
         kind = engine_class(config.text_engine)
         engine: TextEngine
@@ -126,7 +177,7 @@ class TextSide:
                 self._store.path(model),
                 model=model,
                 context_tokens=config.context_tokens,
-                threads=config.text_threads,
+                threads=threads,
                 slots=SLOTS,
                 chat_template=self._store.entry(model).chat_template,
             )

@@ -67,6 +67,7 @@ def standard_checks(config: AgentConfig) -> list[tuple[str, Checker]]:
     return [
         ("packages", lambda: check_packages(importlib.metadata.packages_distributions())),
         ("system", lambda: check_system(sys.maxsize, platform.machine())),
+        ("throttling", check_throttling),
         ("clock", lambda: check_clock(wall_now)),
         ("state", lambda: check_folder(config.state_dir)),
         ("disk", lambda: check_disk(config.models_dir)),
@@ -105,6 +106,25 @@ def check_system(max_pointer: int, machine: str) -> Iterable[Finding]:
             "when an engine crashes at import, boot the 4 KiB kernel (kernel=kernel8.img on a Pi 5)",
         )  # fmt: skip
     yield Finding("system", "ok", f"{machine}, Python {platform.python_version()}, pages of {mmap.PAGESIZE} bytes")
+
+
+def check_throttling() -> Iterable[Finding]:
+    """A Raspberry Pi's firmware tells of weak supplies and heat, by polling only."""
+    from profiles.facts import collect
+
+    throttle = collect().throttle
+    if throttle is None:
+        yield Finding("throttling", "ok", "this machine does not tell, or has no such limits")
+    elif throttle.now:
+        yield Finding(
+            "throttling", "warning", f"slowed down now: {', '.join(sorted(throttle.now))}",
+            "use a stronger power supply, or cool the device",
+        )  # fmt: skip
+    elif throttle.since_boot:
+        text = f"slowed down since boot: {', '.join(sorted(throttle.since_boot))}"
+        yield Finding("throttling", "warning", text, "check power supply and cooling before trusting measurements")
+    else:
+        yield Finding("throttling", "ok", "neither power nor heat slows this device down")
 
 
 def check_clock(wall: WallClock) -> Iterable[Finding]:

@@ -34,9 +34,11 @@ from engines.registry import ImportGuard, use_guard
 from engines.store import ModelStore
 from links.http_server import RunningServer
 from netprobe.probe import LinkProbe
-from profiles.benchmark import Probe
+from profiles.benchmark import Probe, decode_benchmark
 from profiles.timing import memory_probe
 from protocol.clock import wall_now
+from protocol.device import Measured
+from protocol.durable import read_durable
 from protocol.errors import ConfigError, LinkError
 from protocol.exposition import Exposition
 from protocol.policy import Policy
@@ -56,6 +58,7 @@ class House:
         self._began_s = self.clock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_connected = False
+        self._benchmark_path = config.state_dir / "benchmark.json"
         self._composed = False
         self.life = LifeKeeper()
         self.health = Health(self.clock)
@@ -72,7 +75,7 @@ class House:
         self.cloud = CloudLink(self._on_trouble)
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
         self.tensors = TensorSide(config, self.cloud, self.probe, self.holder.current, self.emit)
-        self.texts = TextSide(config, store, self.cloud, self.health)
+        self.texts = TextSide(config, store, self.cloud, self.health, self._kept)
         self.profiler = Profiler(config, self.device_id, labels, self.life, self.health)
         self.control = self._control(identity, keys, labels)
         self.control.open_identity()
@@ -179,18 +182,26 @@ class House:
         if not self.config.benchmark:
             return
         await self.tensors.heads_ready(expected=self.control.enrolment is not None or bool(self.config.join_token))
-        path = self.config.state_dir / "benchmark.json"
-        benchmark = Benchmark(path, self._probes, self.tensors.digests, self.clock, self.health)
+        await self.texts.settled.wait()
+        benchmark = Benchmark(self._benchmark_path, self._probes, self._digests, self.clock, self.health)
         while True:
-            measured_for = self.tensors.digests()
+            measured_for = self._digests()
             await self.profiler.measure(benchmark, self._profile_changed)
-            while self.tensors.digests() == measured_for:
+            while self._digests() == measured_for:
                 await asyncio.sleep(MODELS_LOOK_S)
             self.life.step("profiled", "stale")
 
     def _probes(self) -> Sequence[Probe]:
-        tensors = self.tensors.probes()
-        return [memory_probe(), *tensors] if tensors else []
+        found = [*self.tensors.probes(), *self.texts.probes()]
+        return [memory_probe(), *found] if found else []
+
+    def _digests(self) -> frozenset[str]:
+        return self.tensors.digests() | self.texts.digests()
+
+    def _kept(self) -> tuple[Measured, ...]:
+        """Measurements of an earlier start, for choices made before this one has its own."""
+        held = read_durable(self._benchmark_path, decode_benchmark)
+        return held.measured if held is not None else ()
 
     def _profile_changed(self) -> None:
         profile = self.profiler.current()
