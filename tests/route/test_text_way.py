@@ -19,6 +19,7 @@ from protocol.errors import EngineError, LinkClosed, MidstreamError, ProtocolErr
 from protocol.events import HandedOver, SourceLost
 from protocol.policy import DispatchPolicy, LimitsPolicy, MigrationPolicy, Policy, PrivacyPolicy, RoutingPolicy
 from protocol.text import Message, TextCapabilities, TextRequest
+from tests.route.openai_scenarios import client as stock_client
 from tests.route.text_house import House, house
 
 QUESTION = "what runs past the mill"
@@ -436,3 +437,18 @@ async def test_a_second_loss_is_survived_too_and_told_in_order() -> None:
         assert_complete((await events(client, body()))[1])
         lost = [event for event in one.emit.events if isinstance(event, SourceLost)]
         assert [(event.source, event.index) for event in lost] == [("cloud", 40), ("device", 50)]
+
+
+async def test_the_openai_client_raises_on_a_truncated_stream() -> None:
+    """S2 as the user of the stock client sees it."""
+    local = FakeTextEngine(tokens_per_s=500)
+    async with house([device(local)]) as one, stock_client(one.base_url) as api:
+        stream = await api.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": QUESTION}], max_tokens=COUNT, stream=True
+        )
+        seen = 0
+        with pytest.raises(openai.APIError, match="cut at token"):
+            async for _ in stream:
+                seen += 1
+                if seen == 8:
+                    local.kill()
