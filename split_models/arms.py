@@ -7,16 +7,16 @@ cloud:  encoded input over the link -> whole recipe there
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from engines.port import TensorAnswer, TensorEndpoint
 from protocol.clock import Clock
-from protocol.errors import EngineError, LinkTimeout
+from protocol.errors import EngineError, LinkError, MidstreamError
 from protocol.oip import bytes_tensor
-from protocol.tensors import Tensor
+from protocol.tensors import Tensor, TensorSpec
 from split_models.arm_cost import Arm
 from split_models.plan import ModelPlan
 from split_models.recipes import Made
@@ -26,6 +26,14 @@ T = TypeVar("T")
 
 IMAGE = "image"
 """Input name under which any recipe takes an encoded picture."""
+
+
+class FarEndError(LinkError):
+    """The far end did not give a usable answer; `cause` says why. Errors of this device are raised as they are."""
+
+    def __init__(self, cause: MidstreamError) -> None:
+        super().__init__(cause.message, next_step=cause.next_step, field=cause.field)
+        self.cause = cause
 
 
 class Compute(Protocol):
@@ -100,11 +108,10 @@ class Arms:
         cut = plan.cut(arm)
         made = await self._before(plan, work)
         head = await self._local.infer(plan.head(cut), made.inputs, self._left(ends_s))
-        sent_s = self._clock()
-        tail = await self._remote(arm).infer(plan.tail(cut), head.outputs, self._left(ends_s))
-        elapsed_s = self._clock() - sent_s
-        _check_digest(tail, plan)
-        outputs = plan.plain(cut, check_outputs(tail.outputs, plan.answers(cut)))
+        tail, elapsed_s = await self._ask(
+            arm, plan, plan.tail(cut), head.outputs, plan.answers(cut), self._left(ends_s)
+        )
+        outputs = plan.plain(cut, tuple(tail.outputs))
         after, after_s = await self._after(plan, work, made, outputs)
         spent = Spent(
             queue_s=head.wait_s + tail.wait_s,
@@ -121,12 +128,8 @@ class Arms:
     async def _cloud(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
         if work.encoded is None or plan.recipe is None:
             raise AssertionError("the cloud arm is for encoded inputs of models with a recipe")
-        sent_s = self._clock()
         encoded = bytes_tensor(plan.input_name, [bytes(work.encoded)])
-        answer = await self._remote(arm).infer(plan.name, [encoded], deadline_s)
-        elapsed_s = self._clock() - sent_s
-        _check_digest(answer, plan)
-        outputs = check_outputs(answer.outputs, plan.recipe.answers)
+        answer, elapsed_s = await self._ask(arm, plan, plan.name, [encoded], plan.recipe.answers, deadline_s)
         spent = Spent(
             queue_s=answer.wait_s,
             wire_s=_wire_seconds(answer, elapsed_s),
@@ -134,7 +137,26 @@ class Arms:
             up_bytes=len(work.encoded),
             down_bytes=sum(tensor.size_bytes for tensor in answer.outputs),
         )
-        return ArmAnswer(outputs, answer.digest or plan.manifest.digest, spent)
+        return ArmAnswer(tuple(answer.outputs), answer.digest or plan.manifest.digest, spent)
+
+    async def _ask(
+        self,
+        arm: Arm,
+        plan: ModelPlan,
+        model: str,
+        inputs: Sequence[Tensor],
+        answers: Sequence[TensorSpec],
+        deadline_s: float,
+    ) -> tuple[TensorAnswer, float]:
+        """A checked answer of the far end, and the seconds until it was here. Raises FarEndError only."""
+        sent_s = self._clock()
+        try:
+            answer = await self._remote(arm).infer(model, inputs, deadline_s)
+            elapsed_s = self._clock() - sent_s
+            _check_digest(answer, plan)
+            return evolve(answer, outputs=check_outputs(answer.outputs, answers)), elapsed_s
+        except MidstreamError as err:
+            raise FarEndError(err) from err
 
     async def _before(self, plan: ModelPlan, work: Work) -> Made:
         if work.made is not None:
@@ -164,7 +186,7 @@ class Arms:
     def _left(self, ends_s: float) -> float:
         left_s = ends_s - self._clock()
         if left_s <= 0:
-            raise LinkTimeout("the deadline passed before the model ran")
+            raise EngineError("the deadline passed before the model ran", next_step="allow more time")
         return left_s
 
 
@@ -176,9 +198,6 @@ async def timed(compute: Compute, clock: Clock, fn: Callable[..., T], *args: Any
         return fn(*args), clock() - began_s
 
     return await compute.run(call)
-
-
-Run = Callable[[Arm, ModelPlan, Work, float], Awaitable[ArmAnswer]]
 
 
 def _check_digest(answer: TensorAnswer, plan: ModelPlan) -> None:

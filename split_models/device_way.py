@@ -46,6 +46,7 @@ class DeviceWay:
         self._measured: tuple[Measured, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._preloads: dict[str, float] = {}
+        self._troubles: dict[str, str] = {}
         self._wake = asyncio.Event()
         service = Service(
             ports.local, ports.compute, ports.clock, lambda: self._shown, self._runners, "device", ports.emit
@@ -201,11 +202,14 @@ class DeviceWay:
                 return False
             try:
                 await self._sync_model(name, remote)
+                self._troubles.pop(name, None)
             except NotFound:
                 complete = False
             except MidstreamError as err:
-                _log.info("the bundle of %s is not fetched: %s", name, err)
                 complete = False
+                if self._troubles.get(name) != str(err):  # once, not at every try
+                    self._troubles[name] = str(err)
+                    _log.info("the bundle of %s is not fetched: %s", name, err)
         return complete
 
     async def _sync_model(self, name: str, remote: Remote) -> None:

@@ -30,7 +30,8 @@ def decode(data: bytes | memoryview, field: str) -> NDArray[np.uint8]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with image_module.open(io.BytesIO(data), formats=FORMATS) as picture:
-                _check_size(picture.size, field)
+                width, height = picture.size
+                _check_pixels(width, height, field)
                 pixels: NDArray[np.uint8] = numpy.asarray(picture.convert("RGB"), dtype=numpy.uint8)
     except (BadRequest, TooLarge):
         raise
@@ -59,7 +60,7 @@ def encode(pixels: NDArray[np.uint8], format_name: str = "JPEG", quality: int = 
     return out.getvalue()
 
 
-def drawn_text(lines: list[str], width: int, height: int, size: int, dark_on_light: bool) -> NDArray[np.uint8]:
+def drawn_text(lines: list[str], width: int, height: int, text_pixels: int, dark_on_light: bool) -> NDArray[np.uint8]:
     """A page of text in the library's own font: a calibration input that needs no file."""
     numpy, image_module = _libraries()
     from PIL import ImageDraw, ImageFont
@@ -67,16 +68,15 @@ def drawn_text(lines: list[str], width: int, height: int, size: int, dark_on_lig
     paper, ink = ((250, 248, 240), (20, 20, 30)) if dark_on_light else ((25, 40, 60), (240, 235, 220))
     picture = image_module.new("RGB", (width, height), paper)
     draw = ImageDraw.Draw(picture)
-    font = ImageFont.load_default(size=size)
+    font = ImageFont.load_default(size=text_pixels)
     for index, line in enumerate(lines):
-        draw.text((size, size + index * size * 2), line, fill=ink, font=font)
+        draw.text((text_pixels, text_pixels * (1 + index * 2)), line, fill=ink, font=font)
     page: NDArray[np.uint8] = numpy.asarray(picture, dtype=numpy.uint8)
     return page
 
 
-def _check_size(size: tuple[int, int], field: str) -> None:
-    width, height = size
-    if width < 1 or height < 1 or max(size) > MAX_SIDE or width * height > MAX_PIXELS:
+def _check_pixels(width: int, height: int, field: str) -> None:
+    if width < 1 or height < 1 or max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
         raise BadRequest(f"the image is {width} x {height} pixels", next_step=_NEXT, field=field)
 
 

@@ -16,12 +16,12 @@ from attrs import define, evolve, field, frozen
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.clock import Clock
 from protocol.device import Measured
-from protocol.errors import BadRequest, Full, LinkError, LinkTimeout, MidstreamError
+from protocol.errors import BadRequest, EngineError, Full, LinkError, LinkTimeout, MidstreamError
 from protocol.events import ArmSwitched, Emit, TensorDone
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.arms import ArmAnswer, Arms, Spent, Work
+from split_models.arms import ArmAnswer, Arms, FarEndError, Spent, Work
 from split_models.costs import CostTable
 from split_models.plan import ModelPlan
 from split_models.planner import DOWN, Proposal, exploration, explore_now, propose
@@ -36,6 +36,9 @@ RESERVE_RATIO = 1.5
 
 EXPLORE_S = 20.0
 """Longest that a background look at a link may take."""
+
+MISFIT_S = 5.0
+"""A far end whose answers do not fit is left alone this long, while the bundle is fetched again."""
 
 _log = logging.getLogger("midstream.split")
 
@@ -154,8 +157,7 @@ class Runner:
 
     def _views(self) -> Mapping[str, LinkView]:
         """The links as the probe sees them; one that failed or sent us away is unknown until it has answered again."""
-        now_s = self._ports.clock()
-        hidden = {name for name, state in self._links.items() if state.down or state.closed_until_s > now_s}
+        hidden = {name for name in self._links if not self._open(name)}
         return {name: view for name, view in self._ports.links().items() if name.removesuffix(DOWN) not in hidden}
 
     def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, request_id: str) -> bool:
@@ -202,20 +204,27 @@ class Runner:
         budget_s = self._patience_s(arm, proposal, ends_s)
         if budget_s <= 0:
             return await self._on_device(proposal, work, ends_s, "no time left to try the link")
+        blame: MidstreamError | None = None
+        failed: MidstreamError
         try:
             async with asyncio.timeout(budget_s):
                 answer = await self._arms.run(arm, self.plan, work, budget_s)
-        except TimeoutError:
-            err: MidstreamError = LinkTimeout(f"{arm} gave no answer within {budget_s:.2f} s")
-        except BadRequest as refused:
-            err = refused  # the device finds out by itself whether the input is at fault
-        except MidstreamError as failed:
-            err = failed
-        else:
             self._link(arm.link).down = False
             return answer, arm, reason
-        self._failed(arm.link, err)
-        return await self._on_device(proposal, work, ends_s, f"{arm} failed: {err}")
+        except TimeoutError:
+            blame = failed = LinkTimeout(f"{arm} gave no answer within {budget_s:.2f} s")
+        except FarEndError as err:
+            blame = failed = err.cause
+        except BadRequest:
+            raise
+        except MidstreamError as err:
+            failed = err
+        if blame is not None and not isinstance(blame, BadRequest):
+            self._failed(arm.link, blame)
+        answered = await self._on_device(proposal, work, ends_s, f"{arm} failed: {failed}")
+        if isinstance(blame, BadRequest):  # the input was good, so what we send does not fit what they serve
+            self._failed(arm.link, EngineError(blame.message))
+        return answered
 
     async def _on_device(
         self, proposal: Proposal, work: Work, ends_s: float, reason: str
@@ -226,7 +235,7 @@ class Runner:
             return await self._arms.run(DEVICE_ARM, self.plan, work, left_s), DEVICE_ARM, reason
         except Full:
             spill = next((e.arm for e in proposal.ranking if e.arm.kind == "cloud" and not e.excluded), None)
-            if spill is None or self._link(spill.link or "").down:
+            if spill is None or not self._open(spill.link or ""):
                 raise
             left_s = max(0.001, ends_s - self._ports.clock())
             return await self._arms.run(spill, self.plan, work, left_s), spill, "device full"
@@ -245,10 +254,15 @@ class Runner:
             state.closed_until_s = self._ports.clock() + min(60.0, err.retry_after_s)
         elif isinstance(err, LinkError):
             state.down = True
-        elif not isinstance(err, BadRequest):
-            state.closed_until_s = self._ports.clock() + 5.0
+        else:
+            state.closed_until_s = self._ports.clock() + MISFIT_S
             self._ports.stale()
         _log.info("%s: %s: %s", self.plan.name, link, err)
+
+    def _open(self, link: str) -> bool:
+        """Whether the link answered last time, and its peer does not want to be left alone now."""
+        state = self._link(link)
+        return not state.down and state.closed_until_s <= self._ports.clock()
 
     def _link(self, name: str) -> _LinkState:
         return self._links.setdefault(name, _LinkState())
@@ -286,8 +300,12 @@ class Runner:
         try:
             async with asyncio.timeout(EXPLORE_S):
                 answer = await self._arms.run(arm, self.plan, own, EXPLORE_S)
-        except (MidstreamError, TimeoutError) as err:
-            self._failed(link, err if isinstance(err, MidstreamError) else LinkTimeout("no answer to the exploration"))
+        except TimeoutError:
+            self._failed(link, LinkTimeout(f"no answer within {EXPLORE_S:.0f} s"))
+        except FarEndError as err:
+            self._failed(link, err.cause)
+        except MidstreamError as err:  # this device was full or could not read the input: nothing is learnt
+            _log.debug("%s: %s was not looked at: %s", self.plan.name, link, err)
         else:
             self._link(link).down = False
             self._learn_from(arm, evolve(answer.spent, before_s=0.0, after_s=0.0), own)

@@ -227,6 +227,26 @@ async def test_a_bad_input_on_the_cloud_arm_is_named_by_the_device(house: House)
     assert str((await house.ask()).arm) == "cloud", "the link was blamed for the input"
 
 
+async def test_a_head_that_fails_here_is_not_the_links_fault(house: House) -> None:
+    house.policy = PRIVATE
+    await house.until("cut:003:int8")
+    house.local.reactions[HEAD] = Full("busy", retry_after_s=30.0)
+    assert str((await house.ask()).arm) == "device"
+    house.local.reactions[HEAD] = SENT
+    assert str((await house.ask()).arm) == "cut:003:int8", "the link was closed for a full device"
+
+
+async def test_a_far_end_that_refuses_good_input_is_left_alone(house: House) -> None:
+    house.policy = PRIVATE
+    await house.until("cut:003:int8")
+    house.remote.reactions[TAIL] = BadRequest("shape does not fit", field="t003")
+    asked = len(house.remote.asked)
+    for _ in range(4):
+        assert str((await house.ask()).arm) == "device"
+    assert len(house.remote.asked) == asked + 1
+    assert house.stale
+
+
 async def test_a_full_device_spills_to_the_cloud(house: House) -> None:
     house.local.reactions["m"] = Full("busy", retry_after_s=1.0)
     answer = await house.ask()
