@@ -34,7 +34,7 @@ def good(**changes: str) -> str:
 def test_the_shipped_entries_are_complete() -> None:
     found = shipped_catalogue()
     assert {"ppocr-v4-det", "ppocr-v4-rec", "ppocr-v2-cls", "smollm2-135m", "gemma3-270m", "minilm-int8"} <= set(found)
-    assert {"face-short-range", "sample-page", "sample-text", "sample-motorcycle"} <= set(found)
+    assert {"face-short-range", "sample-page", "sample-text"} <= set(found)
     assert found["ppocr-v4-det"].recipe == "ppocr-det"
     assert found["ppocr-v2-cls"].recipe == "ppocr-cls"
     assert found["ppocr-v4-det"].input_shapes == {"x": (1, 3, 480, 480)}
