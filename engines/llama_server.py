@@ -18,6 +18,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from engines.llama_server_stream import NativeServer, ServerContinuation
 from engines.llama_server_wire import completion_body, read_chunk, server_error, template_messages
 from engines.pieces import unfinished_bytes
@@ -48,7 +50,9 @@ class ServerEngine:
         self._slots = slots
         self._clock = clock
         self._open: dict[object, float] = {}
+        self._running: set[ServerContinuation] = set()
         self._service_s = 1.0
+        self._context_limit: int | None = None
         self._vocabulary: Vocabulary | None = None
         self._capabilities: TextCapabilities | None = None
         self._probing = asyncio.Lock()
@@ -60,7 +64,10 @@ class ServerEngine:
         native = await self._native()
         async with self._probing:
             if self._capabilities is None:
-                self._capabilities = await probe(native, self._vocabulary)
+                found = await probe(native, self._vocabulary)
+                # The server rounds its context up; what was asked for is what holds.
+                tokens = min(found.context_tokens, self._context_limit or found.context_tokens)
+                self._capabilities = evolve(found, context_tokens=tokens)
         return self._capabilities
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
@@ -77,9 +84,10 @@ class ServerEngine:
                 context_tokens=capabilities.context_tokens,
                 vocabulary=self._vocabulary,
                 ids_of=self._prefix_ids,
-                on_close=lambda _: self._leave(place),
+                on_close=lambda over: self._leave(place, over),
                 clock=self._clock,
             )
+            self._running.add(continuation)
             await continuation.prefill(deadline_s)
         except BaseException:
             if continuation is not None:
@@ -105,7 +113,9 @@ class ServerEngine:
         return EngineLoad(running=running, waiting=0, wait_s=self._wait_s() if running >= self._slots else 0.0)
 
     async def close(self) -> None:
-        """Refuse from now on; open generations end as their continuations are closed."""
+        """Cancel what runs."""
+        for continuation in tuple(self._running):
+            await continuation.close()
 
     def _admit(self) -> object:
         if len(self._open) >= self._slots:
@@ -114,7 +124,9 @@ class ServerEngine:
         self._open[place] = self._clock()
         return place
 
-    def _leave(self, place: object) -> None:
+    def _leave(self, place: object, over: ServerContinuation | None = None) -> None:
+        if over is not None:
+            self._running.discard(over)
         since_s = self._open.pop(place, None)
         if since_s is not None:
             self._service_s += 0.2 * (self._clock() - since_s - self._service_s)
@@ -172,6 +184,7 @@ class EmbeddedLlamaServer(ServerEngine):
     ) -> None:
         super().__init__(slots=slots, clock=clock)
         self._path = Path(model_path)
+        self._context_limit = context_tokens
         self._settings = (context_tokens, threads or default_threads(), slots, chat_template, embeds, listen_port)
         self._embedded: _Embedded | None = None
         self._loading = asyncio.Lock()
@@ -187,6 +200,7 @@ class EmbeddedLlamaServer(ServerEngine):
 
     async def close(self) -> None:
         self._stopped = True
+        await super().close()
         async with self._loading:
             embedded, self._embedded = self._embedded, None
         if embedded is not None:
@@ -314,7 +328,9 @@ async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapa
     ids = True
     embeds = False
     try:
-        body = completion_body(await _tokenize(native, "a", special=True), Sampling(grammar='root ::= "a"', logprobs=1), 1)
+        body = completion_body(
+            await _tokenize(native, "a", special=True), Sampling(grammar='root ::= "a"', logprobs=1), 1
+        )
         answer = await native.call("/completion", {**body, "stream": False}, CALL_S)
         grammar = answer.get("content") == "a"
         logprobs = bool(answer.get("completion_probabilities"))
