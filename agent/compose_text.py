@@ -147,7 +147,7 @@ class TextSide:
             engine=config.text_engine,
             threads=counts,
             runs=PROBE_RUNS,
-            budget_s=PROBE_BUDGET_S,
+            budget_s=PROBE_BUDGET_S * config.slowdown,
         )
 
     def digests(self) -> frozenset[str]:
