@@ -93,7 +93,25 @@ class PeerEngine:
         self._load = EngineLoad(running=0, waiting=0, wait_s=0.0)
         self._round_trips: deque[float] = deque(maxlen=16)
         self._capabilities: TextCapabilities | None = None
+        self._parent: PeerEngine | None = None
+        self._asked_model = model
         self._closed = False
+
+    def for_model(self, model: str) -> PeerEngine:
+        """The same peer, over the same connection, for one of its models; closing it leaves the connection open."""
+        view = PeerEngine(
+            self._open_stream,
+            name=self.name,
+            model=model,
+            vocabulary=self.vocabulary,
+            hop=self.hop,
+            resume_s=self.resume_s,
+            silence_s=self.silence_s,
+            lost=self.lost,
+            clock=self.clock,
+        )
+        view._parent = self
+        return view
 
     @property
     def rtt_s(self) -> float | None:
@@ -108,13 +126,15 @@ class PeerEngine:
 
     async def refresh(self) -> None:
         """Ask the peer again what it can do and how loaded it is."""
-        answer = await self._ask(Query(self.model), Capabilities)
+        answer = await self._ask(Query(self._asked_model), Capabilities)
         self._capabilities = answer.capabilities
         self._load = EngineLoad(running=answer.running, waiting=answer.waiting, wait_s=answer.wait_s)
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> PeerContinuation:
         if self.model:
             request = evolve(request, model=self.model)
+        # Without a model of its own, questions are about the model that was asked for last.
+        self._asked_model = request.model
         try:
             async with asyncio.timeout(deadline_s):
                 continuation = PeerContinuation(self, await self.connection(), request)
@@ -129,10 +149,10 @@ class PeerEngine:
         return continuation
 
     async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return (await self._ask(Tokenize(self.model, data), TokenIds)).ids
+        return (await self._ask(Tokenize(self._asked_model, data), TokenIds)).ids
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        vectors = (await self._ask(Embed(self.model, tuple(texts)), Vectors)).vectors
+        vectors = (await self._ask(Embed(self._asked_model, tuple(texts)), Vectors)).vectors
         if len(vectors) != len(texts):
             raise ProtocolError(f"{self.name} sent {len(vectors)} vectors for {len(texts)} texts", field="vectors")
         return vectors
@@ -152,6 +172,8 @@ class PeerEngine:
 
     async def connection(self) -> PeerConnection:
         """The open connection, or a new one. Raises LinkError."""
+        if self._parent is not None and not self._closed:
+            return await self._parent.connection()
         async with self._connecting:
             if self._closed:
                 raise EngineError(f"the engine of {self.name} was closed")
@@ -170,6 +192,8 @@ class PeerEngine:
     def round_trip(self, seconds: float) -> None:
         """An acknowledgement came back."""
         self._round_trips.append(seconds)
+        if self._parent is not None:
+            self._parent.round_trip(seconds)
 
     def now_ms(self) -> int:
         """Monotonic milliseconds for acks, never 0."""

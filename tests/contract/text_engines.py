@@ -15,6 +15,7 @@ from engines.llama_server import EmbeddedLlamaServer, LlamaServerEngine, LlamaSe
 from engines.peer import PeerEngine
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import TextEngine
+from engines.slowed_text import SlowedTextEngine
 from links.http import HttpLink
 from links.http_server import serve
 from links.memory import MemoryStream, memory_stream_pair
@@ -92,6 +93,13 @@ async def fake(model_file: ModelFile) -> AsyncIterator[Made]:
 
 
 @asynccontextmanager
+async def slowed(model_file: ModelFile) -> AsyncIterator[Made]:
+    engine = SlowedTextEngine(FakeTextEngine(tokens_per_s=2000, capacity=2, context_tokens=512), 1.5)
+    yield Made(engine, exact=True)
+    await engine.close()
+
+
+@asynccontextmanager
 async def peer_in_memory(model_file: ModelFile) -> AsyncIterator[Made]:
     peers = MemoryPeers(FakeTextEngine(tokens_per_s=2000, capacity=2, context_tokens=512))
     engine = PeerEngine(peers.open)
@@ -150,6 +158,7 @@ async def llama_cpp_in_worker(model_file: ModelFile) -> AsyncIterator[Made]:
 
 ENGINES: dict[str, Callable[[ModelFile], AbstractAsyncContextManager[Made]]] = {
     "fake": fake,
+    "slowed": slowed,
     "peer-memory": peer_in_memory,
     "peer-websocket": peer_over_websocket,
     "llama-server": llama_server_in_process,

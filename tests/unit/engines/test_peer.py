@@ -156,6 +156,20 @@ async def test_capabilities_tokens_and_vectors_cross(peer: PeerEngine, host: Fak
     assert mine == pytest.approx(theirs, abs=1e-6)
 
 
+async def test_views_for_models_share_one_connection(peer: PeerEngine, peers: MemoryPeers) -> None:
+    first, second = peer.for_model("m"), peer.for_model("n")
+    for engine in (first, second):
+        await engine.capabilities()
+        continuation = await engine.prepare(ask(3), 5)
+        assert len([token async for token in continuation.start(0, 9)]) == 3
+    await first.close()
+    with pytest.raises(EngineError):
+        await first.prepare(ask(), 5)
+    await (await second.prepare(ask(), 5)).close()
+    assert len(peers.opened) == 1
+    await second.close()
+
+
 async def test_a_second_hop_an_unknown_model_and_the_admit_hook_are_refused(host: FakeTextEngine) -> None:
     async def open_with(**how: object) -> PeerEngine:
         here, there = memory_stream_pair()

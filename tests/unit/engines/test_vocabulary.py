@@ -120,3 +120,16 @@ def test_a_file_that_is_no_model_is_an_engine_error(tmp_path: Path, data: bytes)
 def test_a_missing_file_is_an_engine_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot be read"):
         read_metadata(tmp_path / "absent.gguf")
+
+
+def test_pieces_of_any_length_are_whole(model_file: ModelFile) -> None:
+    vocabulary = read_vocabulary(model_file("gemma3-270m"))
+    long = [one for one in range(len(vocabulary.tokens)) if len(vocabulary.piece(one) or b"") > 32]
+    assert long, "the model was expected to have tokens of more than 32 bytes"
+    model = NativeModel(
+        model_file("gemma3-270m"), context_tokens=64, sequences=1, threads=1, should_abort=lambda: False
+    )
+    try:
+        assert [model.piece(one) for one in long] == [vocabulary.piece(one) for one in long]
+    finally:
+        model.close()
