@@ -48,6 +48,7 @@ class DeviceWay:
         self._preloads: dict[str, float] = {}
         self._troubles: dict[str, str] = {}
         self._wake = asyncio.Event()
+        self._one_load = asyncio.Lock()
         service = Service(
             ports.local, ports.compute, ports.clock, lambda: self._shown, self._runners, "device", ports.emit
         )
@@ -174,7 +175,8 @@ class DeviceWay:
 
     async def _load(self, name: str, *, keep: bool = False) -> None:
         try:
-            await self._ports.local.preload(name, keep=keep)
+            async with self._one_load:  # requests that need another model find the loader free
+                await self._ports.local.preload(name, keep=keep)
         except MidstreamError as err:
             _log.info("%s is not loaded ahead: %s", name, err)
 

@@ -11,6 +11,7 @@ from math import inf, isfinite
 
 from attrs import frozen
 
+from netprobe.round_trip import SMALL_BYTES
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
@@ -83,10 +84,15 @@ def explore_now(silent_requests: int, looked: bool, link: LinkView, policy: Spli
 
 
 def link_seconds(cost: ArmCost, links: Mapping[str, LinkView]) -> float:
-    """Seconds on the wire both ways; a way down without samples is taken to be as fast as the way up."""
+    """Seconds on the wire both ways; a way down without samples is taken to be as fast as the way up.
+
+    Small frames leave no samples of the rate, only round trips: those are what another small frame takes.
+    """
     if cost.arm.link is None:
         return 0.0
     up = links.get(cost.arm.link, UNKNOWN_LINK)
+    if up.samples == 0 and up.rtt_s is not None and max(cost.up_bytes, cost.down_bytes) < SMALL_BYTES:
+        return up.rtt_s
     seconds = up.seconds_for(cost.up_bytes)
     down = links.get(cost.arm.link + DOWN, UNKNOWN_LINK)
     if cost.down_bytes == 0 or not isfinite(seconds):

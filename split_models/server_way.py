@@ -31,6 +31,7 @@ class ServerWay:
         self._bundles: dict[str, BundleManifest] = {}
         self._registered: dict[str, list[str]] = {}
         self._loads: set[asyncio.Task[None]] = set()
+        self._one_load = asyncio.Lock()
         service = Service(ports.local, ports.compute, ports.clock, lambda: self._shown, side="server", emit=ports.emit)
         self.front = Front(service, settings.deadline_s)
         self.mount = Mount(routes=self.front.routes, frame_routes=(), start=self.start, stop=self.stop)
@@ -97,7 +98,8 @@ class ServerWay:
 
     async def _load(self, name: str) -> None:
         try:
-            await self._ports.local.preload(name)
+            async with self._one_load:  # requests that need another model find the loader free
+                await self._ports.local.preload(name)
         except MidstreamError as err:
             _log.info("%s is not loaded ahead: %s", name, err)
 

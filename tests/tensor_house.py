@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from attrs import define
@@ -35,12 +35,15 @@ DET, CLS = "ppocr-v4-det", "ppocr-v2-cls"
 _built: dict[str, Path] = {}
 
 
-def bundle_root(name: str, file: Path, folder: Path) -> Path:
-    """A root with the bundle of one model; built once per test run, since calibration takes seconds."""
-    if name not in _built:
-        build_bundle(file, shipped_catalogue()[name], folder, limits=BundleLimits(max_cuts=2, threads=2))
-        _built[name] = folder
-    return _built[name]
+def bundle_root(names: Sequence[str], file_of: Callable[[str], Path], folder: Path) -> Path:
+    """A root with the bundles of these models; built once per test run, since calibration takes seconds."""
+    key = "+".join(sorted(names))
+    if key not in _built:
+        for name in names:
+            limits = BundleLimits(max_cuts=2, threads=2)
+            build_bundle(file_of(name), shipped_catalogue()[name], folder, limits=limits)
+        _built[key] = folder
+    return _built[key]
 
 
 def store_with(root: Path, files: Mapping[str, Path], extra: Mapping[str, CatalogueEntry] | None = None) -> ModelStore:

@@ -34,7 +34,7 @@ def test_every_cut_equals_the_whole_model(name: str, model_file: Callable[[str],
 def test_offered_cuts_keep_boxes_and_labels(
     name: str, model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = bundle_root(name, model_file(name), tmp_path_factory.mktemp("bundles")) / name
+    folder = bundle_root([DET, CLS], model_file, tmp_path_factory.mktemp("bundles")) / name
     manifest = read_bundle(folder)
     checked = verify_offered(folder)
     print(f"{name}: " + ", ".join(f"{c.cut}:{c.codec} IoU {c.least_iou:.4f}" for c in checked))
@@ -49,7 +49,7 @@ def test_int8_is_not_offered_where_it_moves_boxes(
     model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The first layers of det lose too much to 8 bits: the walk must have passed over them."""
-    folder = bundle_root(DET, model_file(DET), tmp_path_factory.mktemp("bundles")) / DET
+    folder = bundle_root([DET, CLS], model_file, tmp_path_factory.mktemp("bundles")) / DET
     offered = {(cut.id, cut.codec) for cut in read_bundle(folder).cuts}
     assert ("000", "raw") in offered
     assert ("001", "int8") not in offered
@@ -59,7 +59,7 @@ def test_int8_is_not_offered_where_it_moves_boxes(
 def test_int8_keeps_the_label_of_unseen_lines(
     model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = bundle_root(CLS, model_file(CLS), tmp_path_factory.mktemp("bundles")) / CLS
+    folder = bundle_root([DET, CLS], model_file, tmp_path_factory.mktemp("bundles")) / CLS
     line = drawn_text(["not a calibration line"], 320, 64, 22, dark_on_light=True)
     unseen = [encode(line), encode(line[::-1, ::-1].copy())]
     assert all(one.same for one in verify_offered(folder, unseen))

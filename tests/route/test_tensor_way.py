@@ -74,7 +74,7 @@ def stored(root: Path, files: dict[str, Path]) -> ModelStore:
 
 @pytest_asyncio.fixture
 async def far(files: dict[str, Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cloud]:
-    root = await asyncio.to_thread(bundle_root, DET, files[DET], tmp_path_factory.mktemp("det"))
+    root = await asyncio.to_thread(bundle_root, [DET, CLS], files.__getitem__, tmp_path_factory.mktemp("bundles"))
     async with cloud(root, stored(tmp_path / "cloud", files)) as running:
         yield running
 
@@ -86,7 +86,7 @@ async def near(files: dict[str, Path], tmp_path: Path, far: Cloud) -> AsyncItera
     store = stored(tmp_path / "device", files)
     async with device(store, f"http://127.0.0.1:{far.proxy.port}", policy=QUICK, onnx=slowed) as running:
         for _ in range(200):
-            if manifest_of(running.way, DET).cuts:
+            if all(manifest_of(running.way, name).cuts for name in (DET, CLS)):
                 break
             await asyncio.sleep(0.05)
         yield running
@@ -108,19 +108,39 @@ class Client:
 
 
 @pytest_asyncio.fixture
+async def slow_near(files: dict[str, Path], tmp_path: Path, far: Cloud) -> AsyncIterator[Device]:
+    """A device on which the small model takes about 0.1 s, so that many requests take little time."""
+    slowed = SlowedRuntime(OnnxRuntime(), 80.0)
+    store = stored(tmp_path / "slow", files)
+    async with device(store, f"http://127.0.0.1:{far.proxy.port}", policy=QUICK, onnx=slowed) as running:
+        for _ in range(200):
+            if manifest_of(running.way, CLS).cuts:
+                break
+            await asyncio.sleep(0.05)
+        yield running
+
+
+@pytest_asyncio.fixture
+async def slow_user(slow_near: Device) -> AsyncIterator[Client]:
+    client = Client(slow_near.server.port)
+    yield client
+    await client.close()
+
+
+@pytest_asyncio.fixture
 async def user(near: Device) -> AsyncIterator[Client]:
     client = Client(near.server.port)
     yield client
     await client.close()
 
 
-async def until(user: Client, near: Device, page: bytes, kind: str, limit: int = 40) -> np.ndarray:
+async def until(user: Client, near: Device, page: bytes, kind: str, limit: int = 40, model: str = DET) -> np.ndarray:
     """Ask until a request was answered by an arm of that kind."""
     for _ in range(limit):
-        boxes = await user.boxes(page)
+        answer = await user.boxes(page, model)
         if near.done()[-1].arm.startswith(kind):
-            return boxes
-    raise AssertionError(f"no {kind} in {[event.arm for event in near.done()]}; {near.way.status()[DET]}")
+            return answer
+    raise AssertionError(f"no {kind} in {[event.arm for event in near.done()]}; {near.way.status()[model]}")
 
 
 def alike(first: np.ndarray, second: np.ndarray) -> bool:
@@ -148,40 +168,51 @@ async def test_the_private_policy_sends_no_picture(near: Device, far: Cloud, use
 
 
 async def test_the_seam_moves_when_the_rate_falls_and_comes_back(
-    near: Device, far: Cloud, user: Client, page: bytes
+    slow_near: Device, far: Cloud, slow_user: Client, page: bytes
 ) -> None:
-    await until(user, near, page, "cloud")
-    far.proxy.set_rate(20_000)
-    await until(user, near, page, "device")
+    await until(slow_user, slow_near, page, "cloud", model=CLS)
+    far.proxy.set_rate(5_000)
+    await until(slow_user, slow_near, page, "device", model=CLS)
     far.proxy.set_rate(float("inf"))
-    await until(user, near, page, "cloud", limit=60)
-    assert all(event.status == "ok" for event in near.done())
-    switches = [(s.source, s.target) for s in near.events.events if isinstance(s, ArmSwitched)]
+    await until(slow_user, slow_near, page, "cloud", limit=200, model=CLS)
+    assert all(event.status == "ok" for event in slow_near.done())
+    switches = [(s.source, s.target) for s in slow_near.events.events if isinstance(s, ArmSwitched)]
     assert switches[0] == ("device", "cloud")
     assert ("cloud", "device") in switches
 
 
-async def test_a_link_that_dies_under_a_request_is_answered_by_the_device(
-    near: Device, far: Cloud, user: Client, page: bytes
+async def test_a_constant_link_never_moves_it_back(
+    slow_near: Device, far: Cloud, slow_user: Client, page: bytes
 ) -> None:
-    before = await until(user, near, page, "cloud")
+    await until(slow_user, slow_near, page, "cloud", model=CLS)
+    for _ in range(30):
+        await slow_user.boxes(page, CLS)
+    assert [str(s.target) for s in slow_near.events.events if isinstance(s, ArmSwitched)] == ["cloud"]
+
+
+async def test_a_link_that_dies_under_a_request_is_answered_by_the_device(
+    slow_near: Device, far: Cloud, slow_user: Client, page: bytes
+) -> None:
+    before = await until(slow_user, slow_near, page, "cloud", model=CLS)
     far.proxy.cut()
-    count = len(near.done())
-    after = await user.boxes(page)
-    assert alike(after, before)
-    assert len(near.done()) == count + 1
-    assert (near.done()[-1].arm, near.done()[-1].status) == ("device", "ok")
-    assert "failed" in near.done()[-1].reason
+    count = len(slow_near.done())
+    after = await slow_user.boxes(page, CLS)
+    assert after.tolist() == before.tolist()
+    assert len(slow_near.done()) == count + 1
+    assert (slow_near.done()[-1].arm, slow_near.done()[-1].status) == ("device", "ok")
+    assert "failed" in slow_near.done()[-1].reason
     far.proxy.restore()
-    await until(user, near, page, "cloud", limit=60)
+    await until(slow_user, slow_near, page, "cloud", limit=200, model=CLS)
 
 
-async def test_concurrent_requests_are_answered_once_each(near: Device, far: Cloud, user: Client, page: bytes) -> None:
-    await until(user, near, page, "cloud")
-    count = len(near.done())
-    answers = await asyncio.gather(*(user.boxes(page) for _ in range(6)))
-    assert all(len(boxes) == len(answers[0]) for boxes in answers)
-    assert len(near.done()) == count + 6
+async def test_concurrent_requests_are_answered_once_each(
+    slow_near: Device, far: Cloud, slow_user: Client, page: bytes
+) -> None:
+    await until(slow_user, slow_near, page, "cloud", model=CLS)
+    count = len(slow_near.done())
+    answers = await asyncio.gather(*(slow_user.boxes(page, CLS) for _ in range(12)))
+    assert all(labels.tolist() == answers[0].tolist() for labels in answers)
+    assert len(slow_near.done()) == count + 12
 
 
 async def test_bad_pictures_are_named_and_the_next_request_works(near: Device, user: Client, page: bytes) -> None:

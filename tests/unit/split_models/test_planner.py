@@ -132,6 +132,12 @@ def test_the_way_down_counts() -> None:
     assert link_seconds(COSTS[0], {}) == 0.0
 
 
+def test_small_frames_are_predicted_by_the_round_trip() -> None:
+    quiet = {"cloud": LinkView(0.0, 0.0, rtt_s=0.03, samples=0, age_s=0.1)}
+    assert link_seconds(ArmCost(CLOUD, device_s=0.0, up_bytes=900, down_bytes=12), quiet) == 0.03
+    assert link_seconds(COSTS[1], quiet) == inf
+
+
 def test_no_arms_at_all_still_names_the_device() -> None:
     proposal = propose([], {}, 0.0, POLICY)
     assert proposal.arm == DEVICE_ARM
