@@ -130,9 +130,11 @@ class ServerContinuation:
         if self._closed:
             return
         self._closed = True
+        self._ready.clear()
         if self._credit is not None:
             self._credit.close()
         await self._halt()
+        self._ready.clear()
         self._news.set()
         self._on_close(self)
 
@@ -147,7 +149,7 @@ class ServerContinuation:
                         raise self._failure
                     return
                 await credit.wait(self._ready[0].index)
-                if self._closed:
+                if not self._ready:
                     return
                 token = self._ready.popleft()
                 yield token

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 @frozen
 class Chosen:
-    """A sampled id. `logprob` and `top` are of the raw distribution (temperature 1, no bias), `top` best first.
+    """A sampled id. `logprob` and `top` are of the raw distribution (temperature 1, no bias), `top` best first;
+    they and `margin` are there when logprobs were asked for, as they cost a walk through the vocabulary.
     `top_pieces` is `top` with the tokens' bytes, filled in by who knows them."""
 
     id: int
-    logprob: float
-    margin: float
-    top: tuple[tuple[int, float], ...]
+    logprob: float | None = None
+    margin: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
     top_pieces: tuple[tuple[bytes, float], ...] = ()
 
 
@@ -37,11 +38,13 @@ class Sampler:
 
     def choose(self, logits: NDArray[np.float32]) -> Chosen:
         """`logits`: [vocabulary]."""
+        if not self._sampling.logprobs:
+            return Chosen(self._draw(logits))
         logprobs = self.log_softmax(logits)
         count = max(2, self._sampling.logprobs)
         top = self._numpy.argpartition(logprobs, -count)[-count:]
         top = top[self._numpy.argsort(-logprobs[top], kind="stable")]
-        chosen = self._draw(logits, int(top[0]))
+        chosen = self._draw(logits)
         return Chosen(
             id=chosen,
             logprob=float(logprobs[chosen]),
@@ -57,16 +60,15 @@ class Sampler:
         ).astype(self._numpy.float32)
         return result
 
-    def _draw(self, logits: NDArray[np.float32], best: int) -> int:
+    def _draw(self, logits: NDArray[np.float32]) -> int:
         sampling, numpy = self._sampling, self._numpy
         if sampling.logit_bias:
             logits = logits.copy()
             for token, bias in sampling.logit_bias.items():
                 if 0 <= token < len(logits):
                     logits[token] += bias
-            best = int(logits.argmax())
         if sampling.temperature <= 0:
-            return best
+            return int(logits.argmax())
         order = numpy.argsort(-logits, kind="stable")
         shares = numpy.exp(self.log_softmax(logits[order])).astype(numpy.float64)
         # The nucleus is cut before the temperature, as llama.cpp's chain does.
