@@ -235,7 +235,8 @@ class DeviceWay:
             return False
         local = self._ports.local
         local.register(manifest.model, whole, manifest.digest, "onnx")
-        await self._load(manifest.model, keep=True)
+        if self._settings.preload:
+            await self._load(manifest.model, keep=True)
         for cut in manifest.cuts:
             path = self._head_path(manifest, cut)
             if path.is_file():

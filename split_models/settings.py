@@ -27,7 +27,8 @@ class SplitSettings:
     """bundle_root: where the server's bundles are; None on a device.
 
     speed_ratio: device seconds over server seconds, believed until something was measured. watts: drawn while the
-    device computes. refresh_s: how often a device looks for new bundles.
+    device computes. refresh_s: how often a device looks for new bundles. preload: keep whole models loaded on a device,
+    so that the fallback never waits for a load; without it they are loaded by their first request.
     """
 
     bundle_root: Path | None = None
@@ -36,6 +37,7 @@ class SplitSettings:
     watts: float = 0.0
     refresh_s: float = 300.0
     retry_s: float = 5.0
+    preload: bool = True
 
 
 @frozen
