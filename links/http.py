@@ -286,7 +286,7 @@ class HttpLink:
         self,
         response: aiohttp.ClientResponse,
         file: BinaryIO,
-        size: int,
+        size_bytes: int,
         whole: int | None,
         max_bytes: int | None,
         progress: Progress | None,
@@ -296,17 +296,17 @@ class HttpLink:
         async for chunk in response.content.iter_any():
             extend()
             held += chunk
-            size += len(chunk)
-            if max_bytes is not None and size > max_bytes:
+            size_bytes += len(chunk)
+            if max_bytes is not None and size_bytes > max_bytes:
                 raise LinkError(f"the download is longer than the {max_bytes} bytes that are taken")
             if len(held) >= _WRITE_BATCH_BYTES:
                 await _store(file, bytes(held))
                 held.clear()
             if progress is not None:
-                progress(size, whole)
+                progress(size_bytes, whole)
         if held:
             await _store(file, bytes(held))
-        return size
+        return size_bytes
 
     def _client(self) -> aiohttp.ClientSession:
         if self._closed:
