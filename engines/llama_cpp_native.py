@@ -7,6 +7,7 @@ inside a prompt.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,10 +60,9 @@ class NativeModel:
             ) from err
         self._numpy = numpy
         self._lib: Any = llama_cpp
-        # ctypes callbacks live as long as these references.
-        self._quiet = llama_cpp.llama_log_callback(_ignore_log)
+        # A ctypes callback lives as long as its reference: this one as long as the context ...
         self._abort = llama_cpp.ggml_abort_callback(lambda _data: should_abort())
-        llama_cpp.llama_log_set(self._quiet, None)
+        llama_cpp.llama_log_set(_quiet_log(llama_cpp), None)
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         if not self._model:
@@ -180,6 +180,12 @@ class NativeModel:
         # One pool for all sequences: a reserve that only one of them uses at a time costs no share of it.
         parameters.kv_unified = True
         return parameters
+
+
+@functools.cache
+def _quiet_log(library: Any) -> Any:
+    """... and this one, which the library keeps for all its users, as long as the process."""
+    return library.llama_log_callback(_ignore_log)
 
 
 def _ignore_log(level: int, text: bytes, data: object) -> None:
