@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from benchmarks.demo import talk, vision
-from benchmarks.demo.records import Record, Tail, counts, metric_total, read
+from benchmarks.demo.records import Record, Tail, counts, metric_growth, played, read
 from benchmarks.demo.screen import Screen
-from benchmarks.demo.stage import Stage, open_stage
+from benchmarks.demo.stage import VISION_MODEL, Stage, open_stage
 from engines.store import default_store
 from links.http import HttpLink
 from protocol.errors import MidstreamError
@@ -34,16 +34,25 @@ async def play(out: Path, constant: bool, screen: Screen) -> bool:
         async with open_stage(Path(folder), out, SLOWDOWN, screen) as stage:
             tail = Tail(out)
             await show_profile(stage, screen)
-            screen.heading(f"text detection ({vision.VISION_MODEL}) while the network changes")
+            screen.heading("learning the link")
+            await vision.warm_up(stage, tail, images, screen)
+            before = await fetch(stage, "/metrics")
+            append(out, {"event": "demo_begin", "metrics": before})
+            tail.new()
+            screen.heading(f"text detection ({VISION_MODEL}) while the network changes")
             seen = await vision.run(stage, tail, images, vision.CONSTANT if constant else vision.FALLING, screen)
             if not constant:
                 await answers(stage, tail, screen)
             metrics = await fetch(stage, "/metrics")
-        records = read(out)
-        with out.open("a") as f:
-            for extra in (vision.as_record(seen), {"event": "metrics", "text": metrics}):
-                f.write(json.dumps(extra) + "\n")
-    return verdict(records, metrics, seen, constant, screen)
+        append(out, vision.as_record(seen))
+        append(out, {"event": "demo_end", "metrics": metrics})
+    return verdict(read(out), seen, constant, screen)
+
+
+def append(out: Path, record: Record) -> None:
+    """One more line in the file that the agent writes too."""
+    with out.open("a") as f:
+        f.write(json.dumps(record) + "\n")
 
 
 async def show_profile(stage: Stage, screen: Screen) -> None:
@@ -83,30 +92,25 @@ async def fetch(stage: Stage, path: str) -> str:
         await link.close()
 
 
-def verdict(records: list[Record], metrics: str, seen: vision.VisionResult, constant: bool, screen: Screen) -> bool:
+PROMISES = (
+    ("switch", "midstream_arm_switches_total", 2),
+    ("handoff", "midstream_handovers_total", 1),
+    ("cloud_lost", "midstream_source_lost_total", 1),
+)
+
+
+def verdict(records: list[Record], seen: vision.VisionResult, constant: bool, screen: Screen) -> bool:
     """The closing table: what was promised, what the records say, what the metrics say."""
-    found = counts(records)
-    promised = (
-        ("switch", "midstream_arm_switches_total", 0 if constant else 2),
-        ("handoff", "midstream_handovers_total", 0 if constant else 1),
-        ("cloud_lost", "midstream_source_lost_total", 0 if constant else 1),
-    )
+    found, metrics = counts(played(records)), metric_growth(records, [metric for _, metric, _ in PROMISES])
     screen.heading("what happened")
     rows, good = [], seen.failed == 0
-    for kind, metric, least in promised:
-        counted = metric_total(metrics, metric)
+    for kind, metric, least in PROMISES:
         enough = found[kind] == 0 if constant else found[kind] >= least
-        good = good and enough and counted == found[kind]
-        rows.append(
-            (
-                kind,
-                str(found[kind]),
-                f"{counted:g}",
-                ("exactly 0" if constant else f"at least {least}"),
-                "yes" if enough else "NO",
-            )
-        )
+        good = good and enough and metrics[metric] == found[kind]
+        promise = "exactly 0" if constant else f"at least {least}"
+        rows.append((kind, str(found[kind]), f"{metrics[metric]:g}", promise, "yes" if enough else "NO"))
     screen.table(("event", "records", "metrics", "promised", "seen"), rows)
+    screen.say("")
     vision_rows = [
         (phase, arm, str(len(times)), f"{sorted(times)[len(times) // 2]:.1f}")
         for (phase, arm), times in seen.times_ms.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,18 @@ def lines(records: list[Record]) -> Iterator[str]:
         line = line_of(record)
         if line is not None:
             yield line
+
+
+def played(records: list[Record]) -> list[Record]:
+    """The records of the scenes: those after `demo_begin`, when the link had been learnt."""
+    begin = next((i for i, r in enumerate(records) if r.get("event") == "demo_begin"), -1)
+    return records[begin + 1 :]
+
+
+def metric_growth(records: list[Record], names: Sequence[str]) -> dict[str, float]:
+    """How much each metric grew between the two snapshots in the records."""
+    texts = {str(r["event"]): str(r["metrics"]) for r in records if r.get("event") in ("demo_begin", "demo_end")}
+    return {n: metric_total(texts["demo_end"], n) - metric_total(texts["demo_begin"], n) for n in names}
 
 
 def counts(records: list[Record]) -> Counter[str]:

@@ -108,6 +108,18 @@ class Stage:
         """Base URL of the agent's local API."""
         return f"http://{LOOPBACK}:{self.agent_port}"
 
+    async def publish_policy(self, toml: str) -> None:
+        """What an operator does: `midstream policy publish FILE`."""
+        file = self.folder / "policy.toml"
+        file.write_text(toml)
+        command = [sys.executable, "-P", "-m", "agent.cli.main", "policy", "publish", str(file)]
+        command += ["--state-dir", str(self.folder / "coordinator")]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        said, _ = await process.communicate()
+        if process.returncode != 0:
+            raise EngineError(f"the policy was not published: {said.decode(errors='replace')}")
+
 
 @contextlib.asynccontextmanager
 async def open_stage(folder: Path, records: Path, slowdown: float, screen: Screen) -> AsyncIterator[Stage]:
@@ -117,7 +129,7 @@ async def open_stage(folder: Path, records: Path, slowdown: float, screen: Scree
             coordinator = await _start_coordinator(folder)
             stack.push_async_callback(coordinator.stop)
             ready = await coordinator.wait_for("ready")
-        shaper = ShaperProxy((LOOPBACK, int(ready["port"])))
+        shaper = ShaperProxy(LOOPBACK, int(ready["port"]))
         await shaper.start()
         stack.push_async_callback(shaper.close)
         with screen.step("agent: join, find the coordinator by mDNS, load models, measure this device"):
@@ -127,6 +139,8 @@ async def open_stage(folder: Path, records: Path, slowdown: float, screen: Scree
             connected = await agent.wait_for("connected")
             screen.say(f"agent found the coordinator by {connected.get('via', '?')} at {connected.get('address', '?')}")
             await agent.wait_for("profiled")
+        with screen.step(f"coordinator: cuts of {VISION_MODEL}, made once and kept beside the model"):
+            await coordinator.wait_for("bundle")
         yield Stage(folder, coordinator, agent, shaper, port)
 
 

@@ -24,19 +24,24 @@ REQUEST_S = 30.0
 
 @frozen
 class Phase:
-    """The network for a while: a rate both ways, and how long."""
+    """The network for a while: a rate both ways, how long, and a policy that is published first."""
 
     name: str
     bytes_per_s: float
     seconds: float
+    policy: str = ""
 
 
+STAY_LOCAL = "[split]\nraw_input_leaves = false\n"
+WARM_UP = Phase("warm-up, 40 Mbit/s", 40 * MBIT, 15.0)
 FALLING = (
-    Phase("Wi-Fi, 40 Mbit/s", 40 * MBIT, 12.0),
-    Phase("edge of the cell, 0.15 Mbit/s", 0.15 * MBIT, 18.0),
-    Phase("Wi-Fi again, 40 Mbit/s", 40 * MBIT, 22.0),
+    Phase("Wi-Fi, 40 Mbit/s", 40 * MBIT, 8.0),
+    Phase("edge of the cell, 0.15 Mbit/s", 0.15 * MBIT, 16.0),
+    Phase("Wi-Fi again, 40 Mbit/s", 40 * MBIT, 16.0),
+    Phase("Wi-Fi, and raw images may not leave", 40 * MBIT, 14.0, STAY_LOCAL),
 )
-CONSTANT = (Phase("Wi-Fi, 40 Mbit/s", 40 * MBIT, 20.0),)
+CONSTANT = (Phase("Wi-Fi, 40 Mbit/s", 40 * MBIT, 30.0),)
+STEADY_ANSWERS = 12
 
 
 @define
@@ -66,6 +71,9 @@ async def run(
     try:
         for phase in phases:
             stage.shaper.set_rate(phase.bytes_per_s)
+            if phase.policy:
+                await stage.publish_policy(phase.policy)
+                screen.say("policy published: " + " ".join(phase.policy.split("\n")).strip())
             screen.say(f"network: {phase.name}")
             end_s = time.monotonic() + phase.seconds
             turn = 0
@@ -78,6 +86,27 @@ async def run(
     finally:
         await link.close()
     return result
+
+
+async def warm_up(stage: Stage, tail: Tail, images: Sequence[Path], screen: Screen) -> None:
+    """Let the agent learn the link: until one arm has given STEADY_ANSWERS answers in a row, or the phase is over."""
+    link = HttpLink("demo", stage.url)
+    stage.shaper.set_rate(WARM_UP.bytes_per_s)
+    end_s, run, last = time.monotonic() + WARM_UP.seconds, 0, ""
+    try:
+        while time.monotonic() < end_s and (run < STEADY_ANSWERS or last == "device"):
+            result = VisionResult()
+            for image in images:
+                await _one(link, *image_request(image), image.stem, WARM_UP, result)
+            arms = {arm for _, arm in result.times_ms}
+            run = run + len(images) if arms == {last} else 0
+            last = arms.pop() if len(arms) == 1 else ""
+    finally:
+        await link.close()
+    for record in tail.new():
+        line = line_of(record)
+        if line is not None:
+            screen.say(f"first choice: {line.removeprefix('switch: ')}    ({record.get('reason')})")
 
 
 async def _one(
