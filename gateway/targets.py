@@ -9,6 +9,7 @@ from statistics import median
 from attrs import define, field, frozen
 
 from engines.port import TextEngine
+from profiles.rates import Slowdowns
 from protocol.errors import RejectedError
 from protocol.text import TextCapabilities
 
@@ -29,13 +30,21 @@ UNTOLD = TextCapabilities(
 TELLING_TOKENS = 16
 """A shorter prefill says more about the round trip and the first token than about the prefill rate."""
 
+PROFILE_TOKENS = 128
+"""About what a profile's prefill rate was measured with."""
+
+COMPARABLE_RATIO = 0.5
+"""A prefill of fewer tokens than this share of those behind the best rate is dearer per token by its fixed part alone,
+so it says nothing of a slow-down."""
+
 
 @frozen
 class Target:
     """One engine that can answer `models`. `local` means that nothing leaves this machine.
 
     The rates are priors (from a profile or from the peer's own measurements) until requests have shown better.
-    Prices are money per token.
+    Prices are money per token. engine_name: whose slow-down a local target shares, its own name when empty;
+    slowdowns: where that is kept, to share it with the tensor way; None: with the board.
     """
 
     name: str
@@ -46,6 +55,8 @@ class Target:
     prefill_tokens_per_s: float | None = None
     price_in: float = 0.0
     price_out: float = 0.0
+    engine_name: str = ""
+    slowdowns: Slowdowns | None = None
 
 
 @frozen
@@ -53,7 +64,8 @@ class TargetView:
     """What a decision may know of a target.
 
     ttft_s: seconds to the first token of recent requests, sorted, infinite for failures. prefill_s: seconds per prompt
-    token (0: unknown). tokens_per_s: decode rate, None when never seen. continues: how it takes over an answer.
+    token now, a local target's slow-down included (0: unknown). tokens_per_s: decode rate, None when never seen.
+    continues: how it takes over an answer.
     """
 
     name: str
@@ -74,12 +86,18 @@ class TargetView:
         return self.ttft_s[min(len(self.ttft_s) - 1, int(ratio * len(self.ttft_s)))]
 
     def prefill_seconds(self, tokens: int) -> float:
-        """Queue and prefill of `tokens` tokens, as far as known."""
+        """Seconds to the first token of a prompt with `tokens` uncached tokens: queue and prefill, as far as known."""
         return self.queue_s + self.prefill_s * tokens
 
 
 @define
 class _Watch:
+    """best_s: the least seconds per prompt token ever seen, with a prefill of `best_tokens`. queued: the engine had
+    others to serve when it was looked at last."""
+
+    best_s: float = 0.0
+    best_tokens: int = 0
+    queued: bool = False
     ttft_s: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
     prefill_s: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
     rates: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
@@ -89,9 +107,14 @@ class _Watch:
 
 
 class TargetBoard:
-    """Remembers what happened with each (target, model): TTFT, rates, failures in a row, capabilities."""
+    """Remembers what happened with each (target, model): TTFT, rates, failures in a row, capabilities.
+
+    A server's prefill rate is the best of its recent ones. A device's is its profile's, or else
+    its best ever, times the slow-down of its engine, which all models of that engine share.
+    """
 
     def __init__(self) -> None:
+        self._slowdowns = Slowdowns()
         self._watches: OrderedDict[tuple[str, str], _Watch] = OrderedDict()
 
     def _watch(self, target: Target, model: str) -> _Watch:
@@ -107,8 +130,23 @@ class TargetBoard:
         watch = self._watch(target, model)
         watch.failures, watch.rest_until_s = 0, -inf
         watch.ttft_s.append(ttft_s)
-        if prefilled_tokens >= TELLING_TOKENS:
-            watch.prefill_s.append(ttft_s / prefilled_tokens)
+        if prefilled_tokens < TELLING_TOKENS:
+            return
+        watch.prefill_s.append(ttft_s / prefilled_tokens)
+        if target.local and not watch.queued:
+            self._prefilled(target, watch, ttft_s, prefilled_tokens)
+
+    def _prefilled(self, target: Target, watch: _Watch, ttft_s: float, tokens: int) -> None:
+        """A device's prefill with no wait before it."""
+        first = not watch.best_s
+        if first or ttft_s / tokens < watch.best_s:
+            watch.best_s, watch.best_tokens = ttft_s / tokens, tokens
+        behind_tokens = PROFILE_TOKENS if target.prefill_tokens_per_s else watch.best_tokens
+        if (target.prefill_tokens_per_s or not first) and tokens >= COMPARABLE_RATIO * behind_tokens:
+            self._slowdowns_of(target).observe(_engine_of(target), _base_s(target, watch) * tokens, ttft_s)
+
+    def _slowdowns_of(self, target: Target) -> Slowdowns:
+        return self._slowdowns if target.slowdowns is None else target.slowdowns
 
     def failed(self, target: Target, model: str, now_s: float) -> None:
         """It died, stalled or refused to be reached: leave it alone for a while."""
@@ -140,19 +178,39 @@ class TargetBoard:
     def view(self, target: Target, model: str, now_s: float) -> TargetView:
         """What decisions may know of `target` now. Asks the engine for its load only."""
         watch = self._watch(target, model)
-        prior_s = 1.0 / target.prefill_tokens_per_s if target.prefill_tokens_per_s else 0.0
+        queue_s = target.engine.load().wait_s
+        watch.queued = queue_s > 0
         return TargetView(
             name=target.name,
             local=target.local,
             up=now_s >= watch.rest_until_s,
             ttft_s=tuple(sorted(watch.ttft_s)),
-            queue_s=target.engine.load().wait_s,
-            prefill_s=min(watch.prefill_s) if watch.prefill_s else prior_s,
+            queue_s=queue_s,
+            prefill_s=self._prefill_s(target, watch),
             tokens_per_s=median(watch.rates) if watch.rates else target.tokens_per_s,
             price_in=target.price_in,
             price_out=target.price_out,
             continues=watch.capabilities.continues if watch.capabilities else "text",
         )
+
+    def _prefill_s(self, target: Target, watch: _Watch) -> float:
+        if not target.local:
+            return min(watch.prefill_s) if watch.prefill_s else _prior_s(target)
+        return _base_s(target, watch) * self._slowdowns_of(target).factor(_engine_of(target))
+
+
+def _engine_of(target: Target) -> str:
+    return target.engine_name or target.name
+
+
+def _prior_s(target: Target) -> float:
+    """Seconds per prompt token as measured before; 0: never."""
+    return 1.0 / target.prefill_tokens_per_s if target.prefill_tokens_per_s else 0.0
+
+
+def _base_s(target: Target, watch: _Watch) -> float:
+    """Seconds per prompt token at a slow-down of 1: as measured before, else the best seen; 0: unknown."""
+    return _prior_s(target) or watch.best_s
 
 
 class AnswerLengths:

@@ -1,44 +1,47 @@
 """What each arm of one model costs on this device: priors from the bundle, measurements, and what requests report.
 
-The table is owned by the device, which alone decides per request. All parts of one side share a slow-down: a hot or
-busy device makes its heads dearer before one has run, and a spike of the arm in use does not make the others look good.
+The table is owned by the device, which alone decides per request. What runs on one engine shares its slow-down: a hot
+or busy device makes heads dearer before one has run, and a spike of the arm in use does not make the others look good.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Literal
 
 from attrs import define, field
 
+from profiles.rates import WINDOW, Slowdowns
 from protocol.device import Measured
 from protocol.models import BundleManifest, CutEntry
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 
 Side = Literal["device", "server"]
 
-WEIGHT = 0.3
-"""Of the newest observation; the step after a change is half made by the second request."""
+FAR_ENGINE = "far"
+"""The far end's engines count as one; its slow-down is this table's own."""
+
+SETTLING_RUNS = 3
+"""The least of so many first runs is what a part takes at a slow-down of 1: a cold first run does not count."""
 
 ENVELOPE_BYTES = 400
 """Headers and the JSON part around one request's tensors."""
 
-_RATIO_LIMITS = (0.02, 50.0)
-
 
 @define
 class _Part:
-    """base_s: seconds at a slow-down of 1. seen_s: as seen, at a slow-down of `seen_at`."""
+    """base_s: seconds at a slow-down of 1, fixed once measured or settled. seen: the latest runs as they were,
+    at a slow-down of `seen_at`. engine: whose slow-down; None for work outside engines, which follows the picture's
+    size and says nothing of an engine.
+    """
 
     base_s: float
-    seen_s: float | None = None
+    engine: str | None
+    settling: int = SETTLING_RUNS
+    seen: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
     seen_at: float = 1.0
-
-
-@define
-class _SideState:
-    parts: dict[str, _Part] = field(factory=dict)
-    slowdown: float = 1.0
 
 
 class CostTable:
@@ -48,21 +51,36 @@ class CostTable:
     Args:
         speed_ratio: device seconds over server seconds, until something was measured here.
         watts: power drawn while the device computes; 0 when unknown.
+        engine: what runs the device's parts.
+        slowdowns: of this device's engines, shared with whatever else runs on them; default: an own one.
     """
 
-    def __init__(self, manifest: BundleManifest, *, speed_ratio: float = 1.0, watts: float = 0.0) -> None:
+    def __init__(
+        self,
+        manifest: BundleManifest,
+        *,
+        speed_ratio: float = 1.0,
+        watts: float = 0.0,
+        engine: str = "onnx",
+        slowdowns: Slowdowns | None = None,
+    ) -> None:
         self._manifest = manifest
         self._watts = watts
-        around_s = max(0.0, manifest.cloud_s - manifest.whole_s)
-        self._sides: dict[Side, _SideState] = {"device": _SideState(), "server": _SideState()}
-        self._prior("device", "whole", manifest.whole_s * speed_ratio)
-        self._prior("device", "before", around_s / 2 * speed_ratio)
-        self._prior("device", "after", around_s / 2 * speed_ratio)
-        self._prior("server", "cloud", manifest.cloud_s or manifest.whole_s)
+        self._slowdowns: dict[Side, Slowdowns] = {"device": slowdowns or Slowdowns(), "server": Slowdowns()}
+        around_s = max(0.0, manifest.cloud_s - manifest.whole_s) / 2 * speed_ratio
+        whole_s = manifest.whole_s * speed_ratio
+        self._parts: dict[Side, dict[str, _Part]] = {
+            "device": {
+                "whole": _Part(whole_s, engine),
+                "before": _Part(around_s, None),
+                "after": _Part(around_s, None),
+            },
+            "server": {"cloud": _Part(manifest.cloud_s or manifest.whole_s, FAR_ENGINE)},
+        }
         for cut in manifest.cuts:
             share = cut.head_flops / manifest.flops if manifest.flops else 1.0
-            self._prior("device", _head(cut), manifest.whole_s * speed_ratio * share)
-            self._prior("server", _tail(cut), cut.tail_s)
+            self._parts["device"][_head(cut)] = _Part(whole_s * share, engine)
+            self._parts["server"][_tail(cut)] = _Part(cut.tail_s, FAR_ENGINE)
 
     def learn(self, measured: Sequence[Measured]) -> None:
         """Take benchmark figures of this model as priors; heads that were not measured follow the whole.
@@ -70,47 +88,51 @@ class CostTable:
         Of several figures of one part the prepared graph's comes before the source file's, and the first before the
         rest, since a benchmark begins with the usual number of threads.
         """
-        mine: dict[str, float] = {}
+        mine: dict[str, tuple[float, bool]] = {}
         for digest in (self._manifest.digest, self._manifest.source_sha256):
             for figure in measured:
                 if figure.digest == digest:
-                    mine.setdefault(figure.what, figure.median_s)
-        parts = self._sides["device"].parts
-        if mine.get("whole", 0.0) > 0:
-            _rebase_unseen(parts, mine["whole"] / max(parts["whole"].base_s, 1e-9))
-        for what, seconds in mine.items():
+                    mine.setdefault(figure.what, (figure.median_s, digest == self._manifest.digest))
+        parts = self._parts["device"]
+        whole_s, _ = mine.get("whole", (0.0, False))
+        if whole_s > 0:
+            _rebase_unseen(parts, whole_s / max(parts["whole"].base_s, 1e-9))
+        for what, (seconds, exact) in mine.items():
             if what in parts and seconds > 0:
-                parts[what] = _Part(seconds)
+                parts[what] = _Part(seconds, parts[what].engine, settling=0 if exact else SETTLING_RUNS)
 
     def observe(self, side: Side, part: str, seconds: float) -> None:
         """What a live request took, waiting left out; unknown parts and nonsense are ignored."""
-        state = self._sides[side]
-        entry = state.parts.get(part)
+        entry = self._parts[side].get(part)
         if entry is None or not 0.0 <= seconds < float("inf"):
             return
-        if entry.seen_s is None:
-            self._first_seen(state, part, seconds)
-        elif entry.base_s > 1e-6:
-            low, high = _RATIO_LIMITS
-            state.slowdown += WEIGHT * (min(high, max(low, seconds / entry.base_s)) - state.slowdown)
-        entry.seen_s = seconds if entry.seen_s is None else entry.seen_s + WEIGHT * (seconds - entry.seen_s)
-        entry.seen_at = state.slowdown
+        if entry.settling > 0:
+            self._settle(side, part, seconds)
+        if entry.engine is not None and (entry.seen or entry.settling == 0):
+            self._slowdowns[side].observe(entry.engine, entry.base_s, seconds)
+        entry.settling = max(0, entry.settling - 1)
+        entry.seen.append(seconds)
+        entry.seen_at = self._factor(side, entry)
 
-    def _first_seen(self, state: _SideState, part: str, seconds: float) -> None:
-        """The prior was a guess: the part's own figure replaces it, and the whole's also corrects unseen heads."""
-        entry = state.parts[part]
-        base_s = seconds / state.slowdown
+    def _settle(self, side: Side, part: str, seconds: float) -> None:
+        """The prior was a guess: the part's own runs replace it, and the whole's also correct unseen heads."""
+        entry = self._parts[side][part]
+        base_s = seconds / self._factor(side, entry)
+        if entry.seen:
+            base_s = min(base_s, entry.base_s)
         if part == "whole" and entry.base_s > 0:
-            _rebase_unseen({n: p for n, p in state.parts.items() if n.startswith("head:")}, base_s / entry.base_s)
+            heads = {name: head for name, head in self._parts[side].items() if name.startswith("head:")}
+            _rebase_unseen(heads, base_s / entry.base_s)
         entry.base_s = base_s
 
     def seconds(self, side: Side, part: str) -> float:
         """The present estimate of one part."""
-        state = self._sides[side]
-        entry = state.parts[part]
-        if entry.seen_s is not None:
-            return entry.seen_s * state.slowdown / entry.seen_at
-        return entry.base_s * state.slowdown
+        entry = self._parts[side][part]
+        factor = self._factor(side, entry)
+        return median(entry.seen) * factor / entry.seen_at if entry.seen else entry.base_s * factor
+
+    def _factor(self, side: Side, entry: _Part) -> float:
+        return self._slowdowns[side].factor(entry.engine) if entry.engine is not None else 1.0
 
     def arms(
         self,
@@ -157,9 +179,6 @@ class CostTable:
             server_s=wait_s + self.seconds("server", "cloud"),
         )
 
-    def _prior(self, side: Side, part: str, seconds: float) -> None:
-        self._sides[side].parts[part] = _Part(seconds)
-
 
 def _head(cut: CutEntry) -> str:
     return f"head:{cut.id}:{cut.codec}"
@@ -171,5 +190,5 @@ def _tail(cut: CutEntry) -> str:
 
 def _rebase_unseen(parts: Mapping[str, _Part], ratio: float) -> None:
     for part in parts.values():
-        if part.seen_s is None:
+        if not part.seen and part.settling:
             part.base_s *= ratio

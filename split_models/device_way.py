@@ -139,7 +139,12 @@ class DeviceWay:
         )
         old = self._runners.get(plan.name)
         arms = Arms(self._ports.local, self._endpoint, self._ports.compute, self._ports.clock)
-        table = CostTable(plan.manifest, speed_ratio=self._settings.speed_ratio, watts=self._settings.watts)
+        table = CostTable(
+            plan.manifest,
+            speed_ratio=self._settings.speed_ratio,
+            watts=self._settings.watts,
+            slowdowns=self._ports.slowdowns,
+        )
         runner = Runner(plan, arms, self._runner_ports(plan), table)
         runner.learn(self._measured)
         self._runners[plan.name] = runner

@@ -14,6 +14,7 @@ from engines.store import ModelStore
 from links.port import Link
 from netprobe.probe import LinkProbe
 from netprobe.view import LinkView
+from profiles.rates import Slowdowns
 from protocol.clock import Clock
 from protocol.events import Emit, ignore
 from protocol.policy import SplitPolicy
@@ -53,7 +54,8 @@ class SplitPorts:
     """compute: an executor of its own for pre- and post-processing (engines.executor.BoundedExecutor).
 
     links: what is known of each link, see `views_of`. remotes: the far ends by link name; may grow, shrink and be
-    empty. Both are for devices only.
+    empty. slowdowns: of this device's engines; one that the text way has too makes them share what they see. All three
+    are for devices only.
     """
 
     local: LocalEndpoint
@@ -62,6 +64,7 @@ class SplitPorts:
     policy: Callable[[], SplitPolicy] = SplitPolicy
     links: Callable[[], Mapping[str, LinkView]] = dict
     remotes: Callable[[], Mapping[str, Remote]] = dict
+    slowdowns: Slowdowns = field(factory=Slowdowns)
     emit: Emit = field(default=ignore)
     clock: Clock = field(default=time.monotonic)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from attrs import evolve
 
 from engines.fakes_text import FakeTextEngine
+from engines.port import EngineLoad
 from gateway.targets import MAX_WATCHED, WINDOW, AnswerLengths, Target, TargetBoard
+from profiles.rates import Slowdowns
 from tests.unit.gateway.streams import MODEL, target
 
 DEVICE = target("device", FakeTextEngine())
@@ -82,3 +85,74 @@ def test_a_cached_prompt_says_nothing_about_the_prefill_rate() -> None:
     for fresh_tokens, ttft_s in ((20, 0.2), (400, 0.8), (100, 0.4)):
         board.started(DEVICE, MODEL, ttft_s, fresh_tokens)
     assert board.view(DEVICE, MODEL, 0.0).prefill_s == pytest.approx(0.002)
+
+
+PROFILED = Target("device", True, FakeTextEngine(), frozenset({MODEL}), prefill_tokens_per_s=100.0)
+
+
+def test_a_hot_devices_first_token_is_queue_and_prefill_times_the_slow_down() -> None:
+    board = TargetBoard()
+    for _ in range(5):
+        board.started(PROFILED, MODEL, 2.0, 200)
+    assert board.view(PROFILED, MODEL, 0.0).prefill_seconds(50) == pytest.approx(0.5)
+    for _ in range(5):
+        board.started(PROFILED, MODEL, 6.0, 200)
+    assert board.view(PROFILED, MODEL, 0.0).prefill_seconds(50) == pytest.approx(1.5)
+
+
+def test_without_a_profile_the_best_run_is_a_slow_down_of_one() -> None:
+    board = TargetBoard()
+    for ttft_s in (0.9, 0.2, 0.2, 0.6, 0.6, 0.6):
+        board.started(DEVICE, MODEL, ttft_s, 100)
+    assert board.view(DEVICE, MODEL, 0.0).prefill_s == pytest.approx(0.006)
+
+
+class Queued(FakeTextEngine):
+    """Says how long its queue is."""
+
+    queued_s = 0.0
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(running=1, waiting=0, wait_s=self.queued_s)
+
+
+def test_a_prefill_behind_a_queue_says_nothing_of_the_engine() -> None:
+    engine = Queued()
+    busy = Target("device", True, engine, frozenset({MODEL}), prefill_tokens_per_s=100.0)
+    board = TargetBoard()
+    engine.queued_s = 9.0
+    for _ in range(5):
+        board.view(busy, MODEL, 0.0)
+        board.started(busy, MODEL, 11.0, 200)
+    engine.queued_s = 0.0
+    assert board.view(busy, MODEL, 0.0).prefill_seconds(200) == pytest.approx(2.0)
+
+
+def test_short_prompts_are_not_taken_for_a_slow_engine() -> None:
+    """Their fixed part, far above what their tokens take, would make a long prompt look ten times dearer."""
+    board = TargetBoard()
+    board.started(DEVICE, MODEL, 1.0, 400)
+    for _ in range(5):
+        board.started(DEVICE, MODEL, 0.5, 20)
+        board.started(PROFILED, "profiled", 0.5, 20)
+    assert board.view(DEVICE, MODEL, 0.0).prefill_seconds(400) == pytest.approx(1.0)
+    assert board.view(PROFILED, "profiled", 0.0).prefill_seconds(100) == pytest.approx(1.0)
+
+
+def test_models_of_one_engine_share_its_slow_down_and_engines_do_not() -> None:
+    shared = Slowdowns()
+    board = TargetBoard()
+    llama, other = evolve(PROFILED, engine_name="llama", slowdowns=shared), evolve(PROFILED, engine_name="other")
+    for _ in range(3):
+        board.started(llama, MODEL, 6.0, 200)
+    assert shared.factor("llama") == pytest.approx(3.0)
+    assert board.view(llama, "second", 0.0).prefill_s == pytest.approx(0.03)
+    assert board.view(other, MODEL, 0.0).prefill_s == pytest.approx(0.01)
+
+
+def test_a_servers_prefill_has_no_slow_down() -> None:
+    board = TargetBoard()
+    server = target("cloud", FakeTextEngine())
+    for ttft_s in (0.2, 0.6, 0.6, 0.6):
+        board.started(server, MODEL, ttft_s, 100)
+    assert board.view(server, MODEL, 0.0).prefill_s == pytest.approx(0.002)
