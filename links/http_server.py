@@ -26,6 +26,9 @@ from protocol.errors import ConfigError, Full, LinkClosed, MidstreamError, NotAl
 
 log = logging.getLogger("midstream.links.http_server")
 
+LEAST_GRACE_S = 0.02
+MOST_GRACE_S = 60.0
+
 OnError = Callable[[Request, MidstreamError], Response]
 """Shapes an error into the house's answer; must not raise."""
 
@@ -74,10 +77,11 @@ class RunningServer:
         return len(self._server.connections)
 
     async def close(self, grace_s: float = 2.0) -> None:
-        """Stop accepting, let running handlers end within `grace_s` seconds, then cancel them."""
+        """Stop accepting, let running handlers end within `grace_s` seconds, then cancel them. Always bounded."""
         self._listener.close()
         self._server.pre_shutdown()
-        await self._server.shutdown(grace_s)
+        # aiohttp takes 0 for "without a limit", and would wait for ever for a handler that waits for its peer.
+        await self._server.shutdown(min(max(grace_s, LEAST_GRACE_S), MOST_GRACE_S))
         # Transports close in the next turns of the loop; nothing of ours may outlive this call.
         await asyncio.sleep(0)
         await asyncio.sleep(0)

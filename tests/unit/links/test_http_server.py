@@ -218,6 +218,21 @@ async def test_close_ends_what_still_runs_and_frees_the_port(house: House) -> No
         probe.bind(("127.0.0.1", running.port))
 
 
+@pytest.mark.parametrize("grace_s", [0.0, -1.0, 0.05])
+async def test_close_without_grace_ends_a_frame_handler_that_waits_for_its_peer(house: House, grace_s: float) -> None:
+    running = await serve([], [FrameRoute("/frames", house.frames)], limits=LIMITS)
+    link = HttpLink("here", f"http://127.0.0.1:{running.port}")
+    stream = await link.open("/frames")
+    await stream.send(b"hello")
+    assert await stream.receive() == b"hello"
+    async with asyncio.timeout(8):
+        await running.close(grace_s=grace_s)
+        await house.frame_handler_ended.wait()
+    assert running.connections == 0
+    await stream.close()
+    await link.close()
+
+
 async def test_a_port_in_use_names_the_port_and_the_next_step(server: RunningServer) -> None:
     with pytest.raises(ConfigError) as refusal:
         await serve([], port=server.port)
