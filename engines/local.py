@@ -20,9 +20,6 @@ from protocol.errors import BadRequest, EngineError, Full, NotFound
 from protocol.models import CatalogueEntry
 from protocol.tensors import Tensor, TensorSpec
 
-LOAD_WAIT_S = 30.0
-"""Loads go one after the other, so that two large models never peak in memory together; a Pi loads one in seconds."""
-
 MAX_REGISTERED = 4096
 """Heads and tails of all bundles of a house; more is a leak."""
 
@@ -93,7 +90,9 @@ class LocalEndpoint:
         self._registered: dict[str, Registered] = {}
         self._pinned: dict[str, Lease[Closable]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._loader = BoundedExecutor(f"{executor.name}-load", 1, LOAD_WAIT_S, clock)
+        # Loads go one after the other, so that two large models never peak in memory together. Each model loads once
+        # for all who want it, so no more loads can wait than there are models; deadlines bound those who ask.
+        self._loader = BoundedExecutor(f"{executor.name}-load", 1, clock=clock, bounded=False)
 
     async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
         """Answer within `deadline_s` seconds from now.

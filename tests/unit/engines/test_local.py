@@ -75,6 +75,25 @@ async def test_models_make_room_for_each_other_and_pinned_ones_stay(house: House
         await house.endpoint.infer("a", [X], 1.0)
 
 
+async def test_first_requests_for_many_models_wait_for_their_loads(tmp_path: Path) -> None:
+    """Before any load was measured there is room for one load per model, not for one."""
+    executor = BoundedExecutor("local", 1, 5.0, max_waiting=10)
+    runtime, pool = FakeTensorRuntime(load_delay_s=0.03), ModelPool(1 << 30)
+    endpoint = LocalEndpoint(None, pool, executor, {"fake": runtime})
+    found = House(endpoint, runtime, pool, executor, tmp_path)
+    try:
+        names = [f"m{number}" for number in range(5)]
+        for name in names:
+            found.register(name)
+        answers = await asyncio.gather(*(endpoint.infer(name, [X], 5.0) for name in (*names, *names)))
+        assert len(answers) == 10
+        assert len(runtime.loaded) == 5
+    finally:
+        await endpoint.close()
+        executor.close()
+        pool.close()
+
+
 async def test_a_replaced_file_answers_with_its_own_digest(house: House) -> None:
     file = house.register("m")
     before = (await house.endpoint.infer("m", [X], 5.0)).digest
