@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
@@ -22,6 +23,10 @@ from protocol.text import Sampling, TextRequest
 
 PREFILL_TOKENS = 192
 DECODE_TOKENS = 24
+LEAST_TIMES = 16
+"""A rate is made of at least this many tokens that came each at a time of its own: tokens that an engine or a
+connection held back and gave out together say nothing about decoding."""
+
 RUNS = 3
 BUDGET_S = 12.0
 _WORDS = ("river", "stone", "cloud", "lamp", "paper", "wheel", "salt", "north")
@@ -98,21 +103,26 @@ async def measure(
 ) -> tuple[Measured, Measured]:
     """(prefill, decode) of a ready engine: at most `runs` runs after warming up, no new one after `budget_s` seconds.
 
-    Raises EngineError when not one run was completed.
+    Raises EngineError when no run gave LEAST_TIMES tokens one after the other; a run is cut at twice the budget.
     """
     await made.capabilities()
     end_s = clock() + budget_s
-    await _one(made, 0, 16, 4, clock, end_s)
+    await _one(made, 0, 16, 4, clock, end_s, budget_s)
     prefills: list[tuple[float, int]] = []
     decodes: list[tuple[float, int]] = []
+    refused = ""
     for turn in range(1, runs + 1):
         if turn > 1 and clock() > end_s:
             break
-        prefill, decode = await _one(made, turn, PREFILL_TOKENS, DECODE_TOKENS, clock, end_s)
+        prefill, times_s = await _one(made, turn, PREFILL_TOKENS, DECODE_TOKENS, clock, end_s, budget_s)
         prefills.append(prefill)
-        decodes.extend([decode] if decode[1] else [])
+        refused = why_no_rate(times_s)
+        if not refused:
+            decodes.append((times_s[-1] - times_s[0], len(times_s) - 1))
     if not decodes:
-        raise EngineError("the model ended every answer at once, its speed cannot be measured")
+        raise EngineError(
+            f"the decode speed cannot be measured: {refused}", next_step="measure again on an idle machine"
+        )
     return (
         _measured(prefills, digest, engine, threads, "prefill"),
         _measured(decodes, digest, engine, threads, "decode"),
@@ -120,31 +130,40 @@ async def measure(
 
 
 async def _one(
-    made: TextEngine, turn: int, words: int, count: int, clock: Clock, end_s: float
-) -> tuple[tuple[float, int], tuple[float, int]]:
-    """((prefill seconds, tokens), (decode seconds, tokens)) of one generation with a beginning of its own.
+    made: TextEngine, turn: int, words: int, count: int, clock: Clock, end_s: float, budget_s: float
+) -> tuple[tuple[float, int], list[float]]:
+    """((prefill seconds, tokens), when each token was made) of one generation with a beginning of its own.
 
-    Past `end_s` it stops after three tokens.
+    Past `end_s` it stops as soon as it has enough tokens, past that and `budget_s` with what it has.
     """
     # Another first word in each turn: nothing of the prompt may be in a cache.
     text = " ".join([f"{turn}{_WORDS[turn % len(_WORDS)]}", *(_WORDS[i % len(_WORDS)] for i in range(words))])
     began_s = clock()
     continuation = await made.prepare(TextRequest("", text, Sampling(max_tokens=count)), 120.0)
     ready_s = clock()
-    last_s = first_s = ready_s
-    tokens = 0
+    times_s: list[float] = []
     try:
         async for token in continuation.start(0, count + 1):
-            last_s = clock()
-            first_s = last_s if tokens == 0 else first_s
-            tokens += 1 if token.data else 0
-            if tokens >= 3 and last_s > end_s:
+            now_s = clock()
+            if token.data:
+                times_s.append(token.at_s or now_s)
+            if now_s > end_s + (0.0 if len(times_s) > LEAST_TIMES else budget_s):
                 break
     finally:
         await continuation.close()
     evaluated = max(1, continuation.prompt_tokens - continuation.cached_tokens)
     await asyncio.sleep(0)
-    return (ready_s - began_s, evaluated), (last_s - first_s, max(0, tokens - 1))
+    return (ready_s - began_s, evaluated), times_s
+
+
+def why_no_rate(times_s: Sequence[float]) -> str:
+    """Why no decode rate may be made of tokens that came at these times; empty when one may."""
+    own = len(set(times_s))
+    if len(times_s) < LEAST_TIMES:
+        return f"the answer ended after {len(times_s)} tokens, {LEAST_TIMES} are needed"
+    if own < LEAST_TIMES or any(later < sooner for sooner, later in pairwise(times_s)):
+        return f"{len(times_s)} tokens came at {own} different times: they were held back somewhere"
+    return ""
 
 
 def _measured(samples: Sequence[tuple[float, int]], digest: str, engine: str, threads: int, what: str) -> Measured:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engines.fakes_text import FakeTextEngine
-from engines.measure_text import text_probes
+from engines.measure_text import text_probes, why_no_rate
 from engines.port import TextEngine
 from protocol.errors import EngineError
 
@@ -51,14 +51,47 @@ def test_prefill_and_decode_are_the_engines_own_and_measured_together() -> None:
 def test_a_slow_engine_is_measured_within_its_budget() -> None:
     clock = Timed()
     slow = FakeTextEngine(tokens_per_s=1.0, prefill_tokens_per_s=1000.0, sleep=clock.sleep, clock=clock)
-    (_, decode) = text_probes(lambda threads: slow, "d", model="m", engine="f", threads=(1,), budget_s=3.0, clock=clock)
+    (_, decode) = text_probes(
+        lambda threads: slow, "d", model="m", engine="f", threads=(1,), budget_s=12.0, clock=clock
+    )
     assert decode.run().per_token_s == pytest.approx(1.0)
-    assert clock.now_s < 10
+    assert clock.now_s < 25
+
+
+def test_an_engine_too_slow_for_the_budget_gets_no_figure_and_no_more_time() -> None:
+    clock = Timed()
+    slow = FakeTextEngine(tokens_per_s=1.0, sleep=clock.sleep, clock=clock)
+    (_, decode) = text_probes(lambda threads: slow, "d", model="m", engine="f", threads=(1,), budget_s=3.0, clock=clock)
+    with pytest.raises(EngineError, match="16 are needed"):
+        decode.run()
+    assert clock.now_s < 15
+
+
+def test_tokens_that_were_held_back_make_no_rate() -> None:
+    clock = Timed()
+    burst = FakeTextEngine(sleep=clock.sleep, clock=clock)
+    (_, decode) = text_probes(lambda threads: burst, "d", model="m", engine="f", threads=(1,), clock=clock)
+    with pytest.raises(EngineError, match="held back"):
+        decode.run()
+
+
+@pytest.mark.parametrize(
+    ("times_s", "why"),
+    [
+        ([0.1 * place for place in range(15)], "15 tokens"),
+        ([0.1 * (place // 2) for place in range(24)], "12 different times"),
+        ([0.1 * place for place in range(20)] + [0.5], "held back"),
+        ([0.1 * place for place in range(16)], ""),
+        ([0.1 * place for place in range(20)] + [0.1 * 19], ""),
+    ],
+)
+def test_what_a_rate_may_be_made_of(times_s: list[float], why: str) -> None:
+    assert (why in why_no_rate(times_s)) if why else why_no_rate(times_s) == ""
 
 
 def test_a_model_that_says_nothing_has_no_speed() -> None:
     (prefill, _) = text_probes(
         lambda threads: FakeTextEngine(answer_tokens=0), "d", model="m", engine="f", threads=(1,)
     )
-    with pytest.raises(EngineError, match="ended every answer"):
+    with pytest.raises(EngineError, match="ended after 0 tokens"):
         prefill.run()
