@@ -10,6 +10,7 @@
     |-- RejectedError      the request was understood and refused
     |   |-- BadRequest, NotFound, NotAllowed, TooLarge, ContextOverflow
     |   `-- Full           over capacity; carries retry_after_s
+    |       `-- Loading    the model is not ready yet
     `-- ProtocolError      the peer broke the rules of a document or a frame; names the field
 
 Every error says the next step where there is one. Bugs are RuntimeError or AssertionError, never one of these.
@@ -144,6 +145,12 @@ class Full(RejectedError):
     def __init__(self, message: str, *, retry_after_s: float, next_step: str = "") -> None:
         super().__init__(message, next_step=next_step or f"try again after {max(1, round(retry_after_s))} s")
         self.retry_after_s = retry_after_s
+
+
+class Loading(Full):
+    """The model is being loaded; come back after `retry_after_s` seconds."""
+
+    code = "model_loading"
 
 
 class ProtocolError(MidstreamError):

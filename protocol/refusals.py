@@ -33,9 +33,9 @@ def as_error(frame: Refuse) -> MidstreamError:
             prompt_tokens=counts.get("prompt_tokens", 0), context_tokens=counts.get("context_tokens", 0)
         )
     message = frame.message[:MAX_MESSAGE_CHARS] or f"the peer refused: {frame.code[:64]}"
-    if frame.code == Full.code:
-        return Full(message, retry_after_s=frame.retry_after_s or 1.0)
     cls = _BY_CODE.get(frame.code, EngineError)
+    if issubclass(cls, Full):
+        return cls(message, retry_after_s=frame.retry_after_s or 1.0)
     return cls(message, field=frame.field)
 
 
@@ -48,5 +48,5 @@ def _all_classes(root: type[MidstreamError]) -> Iterator[type[MidstreamError]]:
 _BY_CODE = {
     cls.code: cls
     for cls in _all_classes(errors.MidstreamError)
-    if cls.__module__ == errors.__name__ and cls not in (ContextOverflow, Full)
+    if cls.__module__ == errors.__name__ and cls is not ContextOverflow
 }

@@ -12,6 +12,7 @@ from protocol.errors import (
     Full,
     LinkClosed,
     LinkTimeout,
+    Loading,
     MidstreamError,
     NotAllowed,
     NotFound,
@@ -25,7 +26,7 @@ from protocol.refusals import MAX_MESSAGE_CHARS, as_error, refusal
 ERRORS: list[MidstreamError] = [
     BadRequest("a", field="x"), NotAllowed("a"), NotFound("a", field="model"), TooLarge("a"), Unsupported("a"),
     EngineError("a"), EngineCrashed("a"), LinkClosed("a"), LinkTimeout("a"), ProtocolError("a", field="f"),
-    Full("a", retry_after_s=2.5), ContextOverflow(prompt_tokens=9, context_tokens=8),
+    Full("a", retry_after_s=2.5), Loading("a", retry_after_s=3.5), ContextOverflow(prompt_tokens=9, context_tokens=8),
 ]  # fmt: skip
 
 
