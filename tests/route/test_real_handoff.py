@@ -30,6 +30,7 @@ from protocol.policy import MigrationPolicy
 from tests.route.flaky_text import FlakyTextEngine, Phase
 from tests.unit.gateway.streams import Rig, collect, rig
 
+pytestmark = pytest.mark.llama_native
 MODEL = "smollm2-135m"
 COUNT = 48
 NATS = 0.25

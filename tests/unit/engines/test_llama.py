@@ -133,6 +133,7 @@ async def test_grammar_is_obeyed_or_refused(engine: TextEngine) -> None:
             await engine.prepare(request, 30)
 
 
+@pytest.mark.llama_native
 async def test_engines_of_one_file_agree_on_vocabulary_template_and_prompt(model_file: ModelFile) -> None:
     engines = [made(model_file("smollm2-135m"), context_tokens=256, slots=1) for made in CLASSES.values()]
     seen = [await one.capabilities() for one in engines]
@@ -171,6 +172,7 @@ async def test_a_truncated_model_is_an_engine_error_in_a_worker(tmp_path: Path, 
     await engine.close()
 
 
+@pytest.mark.llama_native
 async def test_one_pass_agrees_with_greedy_steps(model_file: ModelFile) -> None:
     engine = EmbeddedLlamaCpp(model_file("smollm2-135m"), context_tokens=256, slots=1)
     prompt = await engine.prompt_ids("Once upon a time")

@@ -48,6 +48,7 @@ def vocabulary_file(
     return file
 
 
+@pytest.mark.llama_native
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
 def test_pieces_are_those_of_llama_cpp(model_file: ModelFile, name: str) -> None:
     vocabulary = read_vocabulary(model_file(name))
