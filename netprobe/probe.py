@@ -23,12 +23,16 @@ UnderWay = Callable[[], TransferSample | None]
 
 @define(eq=False)
 class _Way:
-    """One direction of one transport."""
+    """One direction of one transport.
+
+    doubted: the last transfer was too slow by far and joined no window, since it was given up, or came after a pause.
+    """
 
     window: Window = field(factory=Window)
     jumps: list[Pair] = field(factory=list)
     kind: Jump = "none"
     unfinished: TransferSample | None = None
+    doubted: bool = False
 
 
 class LinkProbe:
@@ -54,7 +58,8 @@ class LinkProbe:
         """Take one sample; nonsense (not finite, negative) is dropped.
 
         A sample that is not complete says "at least this long": it is shown as under way, and holds the rate down,
-        until the next one of its link and direction ends.
+        until the next one of its link and direction ends. One that had taken too long already is half a change point:
+        a slow one after it drops the window, so that the fast transfers before cannot speak for the link again.
         """
         if not isfinite(sample.seconds) or sample.seconds < 0 or sample.size_bytes < 0:
             return
@@ -68,6 +73,8 @@ class LinkProbe:
         way.unfinished = None if sample.complete else sample
         if sample.complete and sample.seconds > 0:
             self._take_pair(way, sample)
+        elif not sample.complete and sample.size_bytes >= SMALL_BYTES:
+            self._take_given_up(way, sample)
 
     def add_round_trip(self, link: str, seconds: float, at_s: float) -> None:
         """Take the round trip of one acknowledgement."""
@@ -166,23 +173,30 @@ class LinkProbe:
         pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
         pairs = way.window.pairs
         line = fit(pairs, self._round_trips.get(sample.link, RoundTrip()).rtt_s)
-        if says_nothing(pairs, line, pair, sample.idle_before_s, self._rules):
-            return
         kind = jump(pairs, line, pair, self._rules)
-        if kind == "none" or kind != way.kind:
+        if says_nothing(pairs, line, pair, sample.idle_before_s, self._rules) and not way.doubted:
+            way.doubted = kind == "slower"
+            return
+        if kind != way.kind:
             way.jumps.clear()
         way.kind = kind
-        if kind == "none":
-            way.window.add(pair)
-            return
-        way.jumps.append(pair)
-        if len(way.jumps) >= self._rules.jumps:
+        if kind != "none":
+            way.jumps.append(pair)
+        if len(way.jumps) + (way.doubted and kind == "slower") >= self._rules.jumps:
             way.window.restart(way.jumps)
             way.jumps.clear()
             way.kind = "none"
             self.resets += 1
         else:
             way.window.add(pair)
+        way.doubted = False
+
+    def _take_given_up(self, way: _Way, sample: TransferSample) -> None:
+        """It joins no window, since it would have taken longer; it only makes the way doubtful."""
+        pairs = way.window.pairs
+        pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
+        line = fit(pairs, self._round_trips.get(sample.link, RoundTrip()).rtt_s)
+        way.doubted = way.doubted or jump(pairs, line, pair, self._rules) == "slower"
 
     def _way(self, link: str, direction: Direction) -> _Way | None:
         way = self._ways.get((link, direction))

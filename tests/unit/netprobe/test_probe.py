@@ -175,6 +175,60 @@ def test_a_transfer_that_was_given_up_holds_the_rate_down_until_the_next_one_end
     assert link.predicted(100_000) == pytest.approx(link.truth(100_000), rel=0.01)
 
 
+def steady(link: Link) -> None:
+    for size in (80_000, 100_000, 120_000) * 4:
+        link.send(size)
+
+
+def give_up(link: Link, seconds: float) -> None:
+    link.clock.advance(seconds)
+    link.probe.add(
+        TransferSample(
+            at_s=link.clock(), link="cloud", direction="up", size_bytes=100_000, seconds=seconds, complete=False
+        )
+    )
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 20.0])
+def test_a_slow_transfer_after_one_that_was_given_up_drops_the_window(idle_s: float) -> None:
+    """The fast transfers before must not speak for the link again, even if the look at it came after a pause."""
+    link = Link()
+    steady(link)
+    give_up(link, 4.0)
+    link.rate /= 100
+    link.send(100_000, idle_s=idle_s)
+    assert link.probe.resets == 1
+    assert link.predicted(100_000) == pytest.approx(link.truth(100_000), rel=0.01)
+
+
+def test_a_fast_transfer_after_one_that_was_given_up_clears_the_link() -> None:
+    link = Link()
+    steady(link)
+    give_up(link, 4.0)
+    link.send(100_000)
+    link.send(100_000, extra_s=3.0)
+    assert link.probe.resets == 0
+    assert link.predicted(100_000) < 0.6
+
+
+def test_a_transfer_given_up_early_is_no_sign_of_a_change() -> None:
+    link = Link()
+    steady(link)
+    give_up(link, 0.1)
+    link.send(100_000, extra_s=3.0)
+    assert link.probe.resets == 0
+
+
+def test_a_pause_excuses_one_slow_transfer_and_not_every_one() -> None:
+    """Requests every ten seconds all come after a pause: a link that became slow must show all the same."""
+    link = Link()
+    steady(link)
+    link.rate /= 50
+    link.send(100_000, idle_s=10.0)
+    link.send(100_000, idle_s=10.0)
+    assert link.predicted(100_000) == pytest.approx(link.truth(100_000), rel=0.01)
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
 def test_nonsense_is_dropped(seconds: float) -> None:
     link = Link()
