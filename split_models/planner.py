@@ -1,7 +1,8 @@
 """Pure: which arm answers the next request at the least cost, and when to look at a link that fell silent.
 
 seconds = wait for the device + device seconds + link(up) + link(down) + server seconds; the objective weighs seconds,
-joules and server seconds; constraints come first. A link nobody knows costs infinite seconds.
+joules and server seconds; constraints come first. A link nobody knows costs infinite seconds, and so does one in
+trouble.
 """
 
 from __future__ import annotations
@@ -48,10 +49,17 @@ class Proposal:
 
 
 def propose(
-    costs: Sequence[ArmCost], links: Mapping[str, LinkView], device_wait_s: float, policy: SplitPolicy
+    costs: Sequence[ArmCost],
+    links: Mapping[str, LinkView],
+    device_wait_s: float,
+    policy: SplitPolicy,
+    troubles: Mapping[str, str] | None = None,
 ) -> Proposal:
-    """Rank all arms of one request. Without any arm that may be chosen the device's is proposed."""
-    ranking = sorted((_rank(cost, links, device_wait_s, policy) for cost in costs), key=_key)
+    """Rank all arms of one request. Without any arm that may be chosen the device's is proposed.
+
+    troubles: links that may not be used now, and why.
+    """
+    ranking = sorted((_rank(cost, links, device_wait_s, policy, troubles or {}) for cost in costs), key=_key)
     allowed = [entry for entry in ranking if not entry.excluded]
     if policy.deadline_s is not None:
         timely = [entry for entry in allowed if entry.predicted_s <= policy.deadline_s]
@@ -101,12 +109,19 @@ def link_seconds(cost: ArmCost, links: Mapping[str, LinkView]) -> float:
     return seconds + cost.down_bytes / rate
 
 
-def _rank(cost: ArmCost, links: Mapping[str, LinkView], device_wait_s: float, policy: SplitPolicy) -> Ranked:
+def _rank(
+    cost: ArmCost,
+    links: Mapping[str, LinkView],
+    device_wait_s: float,
+    policy: SplitPolicy,
+    troubles: Mapping[str, str],
+) -> Ranked:
     wait_s = device_wait_s if cost.arm.kind != "cloud" else 0.0
-    predicted_s = wait_s + cost.device_s + link_seconds(cost, links) + cost.server_s
-    excluded = _forbidden(cost, policy)
+    trouble = troubles.get(cost.arm.link, "") if cost.arm.link is not None else ""
+    predicted_s = inf if trouble else wait_s + cost.device_s + link_seconds(cost, links) + cost.server_s
+    excluded = _forbidden(cost, policy) or trouble
     if not excluded and not isfinite(predicted_s):
-        excluded = "link unknown or dead"
+        excluded = "link unknown: no transfer seen"
     if not excluded and not cost.loaded:
         excluded = "not loaded"
     return Ranked(cost.arm, predicted_s, _objective(predicted_s, cost, policy.objective), excluded)

@@ -24,7 +24,8 @@ from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.arms import ArmAnswer, Arms, FarEndError, Spent, Work
 from split_models.costs import CostTable
 from split_models.plan import ModelPlan
-from split_models.planner import DOWN, Proposal, exploration, explore_now, propose
+from split_models.planner import Proposal, exploration, explore_now, propose
+from split_models.sanity import finite
 from split_models.switch import Held, hold
 
 PATIENCE_RATIO = 3.0
@@ -33,6 +34,10 @@ PATIENCE_S = 1.0
 
 RESERVE_RATIO = 1.5
 """Device seconds kept back from the deadline for the fallback, over their estimate."""
+
+HANDS_OFF_S = 0.05
+"""Taken off the time that an arm is told it has, so that the link itself ends the transfer and reports how far it came,
+before the runner's own time-out cancels it."""
 
 EXPLORE_S = 20.0
 """Longest that a background look at a link may take."""
@@ -45,7 +50,7 @@ _log = logging.getLogger("midstream.split")
 
 @frozen
 class RunnerPorts:
-    """What a runner needs from its house. `links` names views by link, with DOWN appended for the way down."""
+    """What a runner needs from its house. `links` names views by link, with planner.DOWN appended for the way down."""
 
     policy: Callable[[], SplitPolicy]
     links: Callable[[], Mapping[str, LinkView]]
@@ -81,9 +86,12 @@ class _Seat:
 
 @define
 class _LinkState:
-    """down: the last attempt failed. looked: was explored once. closed_until_s: the peer asked us to stay away."""
+    """down: the last attempt failed. looked: was explored once. closed_until_s: the far end is left alone until then.
+    trouble: why one or the other, for people.
+    """
 
     down: bool = False
+    trouble: str = ""
     looked: bool = False
     closed_until_s: float = 0.0
     silent_requests: int = 0
@@ -119,7 +127,7 @@ class Runner:
         if policy.deadline_s is not None:
             deadline_s = min(deadline_s, policy.deadline_s)
         costs = self._costs(work)
-        proposal = propose(costs, self._views(), self._ports.device_wait_s(), policy)
+        proposal = propose(costs, self._ports.links(), self._ports.device_wait_s(), policy, self._troubles())
         self.last = proposal
         seat = self._raw if work.encoded is None else self._encoded
         switched = self._switch(seat, proposal, policy, request_id)
@@ -155,10 +163,9 @@ class Runner:
             {name: self._ports.server_wait_s(name) for name in names},
         )
 
-    def _views(self) -> Mapping[str, LinkView]:
-        """The links as the probe sees them; one that failed or sent us away is unknown until it has answered again."""
-        hidden = {name for name in self._links if not self._open(name)}
-        return {name: view for name, view in self._ports.links().items() if name.removesuffix(DOWN) not in hidden}
+    def _troubles(self) -> Mapping[str, str]:
+        """Links that failed or sent us away; each counts as unknown until it has answered again."""
+        return {name: state.trouble for name, state in self._links.items() if not self._open(name)}
 
     def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, request_id: str) -> bool:
         """Once per sampling period; an arm that may not be used is left at once. True when the arm changed."""
@@ -206,9 +213,10 @@ class Runner:
             return await self._on_device(proposal, work, ends_s, "no time left to try the link")
         blame: MidstreamError | None = None
         failed: MidstreamError
+        began_s = self._ports.clock()
         try:
             async with asyncio.timeout(budget_s):
-                answer = await self._arms.run(arm, self.plan, work, budget_s)
+                answer = await self._arms.run(arm, self.plan, work, budget_s - min(HANDS_OFF_S, budget_s / 10))
             self._link(arm.link).down = False
             return answer, arm, reason
         except TimeoutError:
@@ -219,11 +227,13 @@ class Runner:
             raise
         except MidstreamError as err:
             failed = err
+        if isinstance(blame, EngineError) and not finite(work.tensors):
+            blame = None  # the input itself was not finite, so an answer that is not either is the right one
         if blame is not None and not isinstance(blame, BadRequest):
-            self._failed(arm.link, blame)
+            self._failed(arm.link, blame, began_s)
         answered = await self._on_device(proposal, work, ends_s, f"{arm} failed: {failed}")
         if isinstance(blame, BadRequest):  # the input was good, so what we send does not fit what they serve
-            self._failed(arm.link, EngineError(blame.message))
+            self._failed(arm.link, EngineError(blame.message), began_s)
         return answered
 
     async def _on_device(
@@ -248,16 +258,29 @@ class Runner:
         left_s = ends_s - self._ports.clock() - reserve_s
         return min(left_s, max(PATIENCE_RATIO * predicted_s, predicted_s + PATIENCE_S))
 
-    def _failed(self, link: str, err: MidstreamError) -> None:
-        state = self._link(link)
+    def _failed(self, link: str, err: MidstreamError, began_s: float) -> None:
+        """Leave `link` alone after an attempt that began at `began_s`."""
+        state, now_s = self._link(link), self._ports.clock()
         if isinstance(err, Full):
-            state.closed_until_s = self._ports.clock() + min(60.0, err.retry_after_s)
+            state.closed_until_s = now_s + min(60.0, err.retry_after_s)
+            state.trouble = "the far end is full"
         elif isinstance(err, LinkError):
             state.down = True
+            state.trouble = self._what_failed(link, err, began_s)
         else:
-            state.closed_until_s = self._ports.clock() + MISFIT_S
+            state.closed_until_s = now_s + MISFIT_S
+            state.trouble = f"the far end does not fit: {err.message[:100]}"
             self._ports.stale()
-        _log.info("%s: %s: %s", self.plan.name, link, err)
+        _log.info("%s: %s: %s: %s", self.plan.name, link, state.trouble, err)
+
+    def _what_failed(self, link: str, err: LinkError, began_s: float) -> str:
+        """Slow and dead are told apart by whether anything was on its way."""
+        if not isinstance(err, LinkTimeout):
+            return f"link dead: {err.message[:200]}"
+        sent = self._ports.links().get(link, UNKNOWN_LINK).under_way
+        if sent is not None and sent.at_s >= began_s:
+            return f"link slow: over {sent.seconds:.1f} s for {sent.size_bytes} bytes"
+        return f"link dead: no connection within {self._ports.clock() - began_s:.1f} s"
 
     def _open(self, link: str) -> bool:
         """Whether the link answered last time, and its peer does not want to be left alone now."""
@@ -296,14 +319,14 @@ class Runner:
 
     async def _look(self, arm: Arm, link: str, work: Work) -> None:
         """Send the request through the link as well; its answer is dropped, its transfer is what we want."""
-        own = Work(encoded=work.encoded, tensors=work.tensors)
+        own, began_s = Work(encoded=work.encoded, tensors=work.tensors), self._ports.clock()
         try:
             async with asyncio.timeout(EXPLORE_S):
-                answer = await self._arms.run(arm, self.plan, own, EXPLORE_S)
+                answer = await self._arms.run(arm, self.plan, own, EXPLORE_S - HANDS_OFF_S)
         except TimeoutError:
-            self._failed(link, LinkTimeout(f"no answer within {EXPLORE_S:.0f} s"))
+            self._failed(link, LinkTimeout(f"no answer within {EXPLORE_S:.0f} s"), began_s)
         except FarEndError as err:
-            self._failed(link, err.cause)
+            self._failed(link, err.cause, began_s)
         except MidstreamError as err:  # this device was full or could not read the input: nothing is learnt
             _log.debug("%s: %s was not looked at: %s", self.plan.name, link, err)
         else:

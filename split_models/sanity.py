@@ -16,6 +16,11 @@ def all_finite(tensor: Tensor) -> bool:
     return not tensor.datatype.startswith("FP") or bool(np.isfinite(to_array(tensor)).all())
 
 
+def finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all floats of all tensors are finite."""
+    return all(all_finite(tensor) for tensor in tensors)
+
+
 def check_outputs(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
     """The tensors in the order of `specs`.
 

@@ -213,10 +213,28 @@ def test_one_switch_on_a_step(_: float, before: int, after: int, data: st.DataOb
     assert states[before + 2].arm == CLOUD
 
 
-def test_a_dead_link_is_left_at_once() -> None:
+def test_an_unknown_link_is_left_at_once() -> None:
     held = hold(Held(arm=CLOUD), propose(COSTS, {}, 0.0, POLICY), POLICY)
     assert held.arm == DEVICE_ARM
-    assert "unknown or dead" in held.reason
+    assert held.reason == "cloud: link unknown: no transfer seen"
+
+
+def test_a_link_in_trouble_is_left_at_once_and_says_why() -> None:
+    troubled = propose(COSTS, link(1e9), 0.0, POLICY, {"cloud": "link dead: connection refused"})
+    held = hold(Held(arm=CLOUD), troubled, POLICY)
+    assert (held.arm, held.reason) == (DEVICE_ARM, "cloud: link dead: connection refused")
+    assert all(entry.excluded for entry in troubled.ranking if entry.arm.link)
+    assert hold(Held(arm=CLOUD), propose(COSTS, link(1e9), 0.0, POLICY, {"peer": "x"}), POLICY).arm == CLOUD
+
+
+@pytest.mark.parametrize(("cloud_s", "left"), [(0.9, True), (0.65, False), (0.5, False), (0.25, False)])
+def test_a_link_that_became_very_slow_is_left_at_once(cloud_s: float, left: bool) -> None:
+    """Both twice and half a second behind the device: less may be noise and takes the usual periods."""
+    two = [ArmCost(DEVICE_ARM, device_s=0.2), ArmCost(CLOUD, device_s=0.0, up_bytes=1_000)]
+    slow = propose(two, link(1_000 / cloud_s, 0.0), 0.0, POLICY)
+    held = hold(Held(arm=CLOUD), slow, POLICY)
+    assert (held.arm == DEVICE_ARM) is left
+    assert (held.reason == f"cloud: slow: {cloud_s:.2f} s, device 0.20 s") is left
 
 
 def test_a_forbidden_or_vanished_arm_is_left_at_once() -> None:

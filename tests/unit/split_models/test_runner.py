@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
 import pytest_asyncio
 from attrs import define, evolve, field
 
+from engines.port import TensorAnswer
+from netprobe.probe import LinkProbe
 from netprobe.view import LinkView
 from protocol.clock import FakeClock
 from protocol.errors import BadRequest, EngineError, Full, LinkClosed, LinkTimeout, MidstreamError, NotFound
-from protocol.events import ArmSwitched, RecordingEmit, TensorDone
+from protocol.events import ArmSwitched, RecordingEmit, TensorDone, TransferSample
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
 from split_models.arms import Arms, Work
 from split_models.plan import ModelPlan
 from split_models.runner import Answer, Runner, RunnerPorts
+from split_models.settings import views_of
 from tests.unit.split_models.parts import HEAD, TAIL, Inline, Reaction, Scripted, WordRecipe, cut, floats, manifest
 
 Y = floats("y", 1, 2)
@@ -39,6 +42,7 @@ class House:
     remote: Scripted = field(factory=lambda: Scripted({"m": ANSWER, TAIL: Y}))
     recipe: WordRecipe = field(factory=WordRecipe)
     stale: list[str] = field(factory=list)
+    probe: LinkProbe | None = None
     runner: Runner = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -46,7 +50,7 @@ class House:
         arms = Arms(self.local, lambda name: self.remote if name == "cloud" else None, Inline(), self.clock)
         ports = RunnerPorts(
             policy=lambda: self.policy,
-            links=lambda: self.views,
+            links=lambda: self.views if self.probe is None else views_of(self.probe),
             link_names=lambda: ("cloud",),
             device_wait_s=self.local.wait_s,
             server_wait_s=lambda _: self.remote.wait_s(),
@@ -357,3 +361,132 @@ async def test_live_seconds_correct_the_costs(house: House) -> None:
     assert house.runner.table.seconds("device", "whole") == pytest.approx(0.4)
     await house.until("cloud")
     assert house.runner.table.seconds("server", "cloud") == pytest.approx(0.01)
+
+
+PICTURE = b"good".ljust(50_000)
+
+
+class Wire(Scripted):
+    """A far end behind a link that takes its time on the fake clock and tells a probe. rate 0: it stalls."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__({"m": ANSWER, TAIL: Y})
+        self.clock, self.probe = clock, LinkProbe(clock)
+        self.rate = 1e6
+        self.frame_bytes = len(PICTURE)
+
+    async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
+        needed_s = 0.02 + self.frame_bytes / self.rate if self.rate else float("inf")
+        seconds = min(needed_s, deadline_s)
+        self.clock.advance(seconds)
+        self.probe.add(
+            TransferSample(
+                at_s=self.clock(),
+                link="cloud",
+                direction="up",
+                size_bytes=self.frame_bytes,
+                seconds=seconds,
+                complete=needed_s <= deadline_s,
+            )
+        )
+        if needed_s > deadline_s:
+            self.asked.append(model)
+            raise LinkTimeout("no answer in time")
+        return await super().infer(model, inputs, deadline_s)
+
+
+def wired(explore_one_in: int) -> House:
+    clock = FakeClock(1000.0)
+    wire = Wire(clock)
+    return House(
+        policy=SplitPolicy(explore_one_in=explore_one_in), clock=clock, remote=wire, probe=wire.probe,
+        local=Scripted({"m": Y, HEAD: SENT}, compute_s=0.3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [60_000.0, 20_000.0, 4_000.0, 0.0])
+async def test_a_link_that_becomes_very_slow_is_tried_once_more_at_most(rate: float) -> None:
+    """Every request after the second waits for nothing, though looks go on and ten fast transfers are remembered."""
+    house = wired(explore_one_in=4)
+    assert isinstance(house.remote, Wire)
+    for _ in range(16):
+        await house.ask(PICTURE)
+    assert house.arms()[-1] == "cloud"
+    house.remote.rate = rate
+    began = len(house.done())
+    for _ in range(40):
+        house.clock.advance(7.0)
+        await house.ask(PICTURE)
+    tried = [n for n, event in enumerate(house.done()[began:]) if event.arm != "device" or "failed" in event.reason]
+    assert len(tried) <= 2, tried
+    assert all(event.status == "ok" for event in house.done())
+    house.remote.rate = 1e6
+    for _ in range(40):
+        await house.ask(PICTURE)
+    assert house.arms()[-1] == "cloud", "the link was never used again"
+    await house.runner.close()
+
+
+async def test_reasons_tell_a_slow_link_from_a_dead_one() -> None:
+    house = wired(explore_one_in=20)
+    assert isinstance(house.remote, Wire)
+    for _ in range(6):
+        await house.ask(PICTURE)
+    house.remote.rate = 0.0
+    await house.ask(PICTURE)
+    await house.ask(PICTURE)
+    assert house.switches()[-1].reason == "cloud: link slow: over 1.0 s for 50000 bytes"
+
+    house = House()
+    for failure, reason in (
+        (LinkClosed("the connection was reset"), "link dead: the connection was reset"),
+        (LinkTimeout("connecting"), "link dead: no connection within 0.0 s"),
+        (Full("busy", retry_after_s=30.0), "the far end is full"),
+        (EngineError("broken"), "the far end does not fit: broken"),
+    ):
+        house = House()
+        await house.until("cloud")
+        house.remote.reactions["m"] = failure
+        await house.ask()
+        await house.ask()
+        assert house.switches()[-1].reason == f"cloud: {reason}"
+
+
+async def test_an_input_that_is_not_finite_is_nobodys_fault() -> None:
+    house = House(policy=PRIVATE)
+    for _ in range(4):
+        await house.ask_raw()
+    assert house.remote.asked == [TAIL]
+    nan = floats("y", float("nan"), 2)
+    house.remote.reactions[TAIL] = house.local.reactions["m"] = nan
+    work = Work(encoded=None, tensors=(floats("x", float("nan"), 2, 3, 4),))
+    answer = await house.runner.infer(work, "nan", 10.0)
+    assert bytes(answer.outputs[0].data) == bytes(nan.data)
+    assert not house.stale, "the far end was blamed for the input"
+    house.remote.reactions[TAIL] = Y
+    last = await house.ask_raw()
+    assert str(last.arm) == "cut:003:int8", last.reason
+
+
+async def test_requests_under_way_while_the_arm_changes_are_answered_once_each(house: House) -> None:
+    """The link stalls under some, the policy forbids their arm, the next ones are on the device already."""
+    await house.until("cloud")
+    count = len(house.done())
+    house.remote.reactions["m"] = 0.3
+
+    async def one(name: str) -> Answer:
+        return await house.runner.infer(Work(encoded=b"good", tensors=()), name, 5.0)
+
+    stalled = [asyncio.create_task(one(f"stalled{n}")) for n in range(3)]
+    await asyncio.sleep(0.01)
+    house.policy = PRIVATE
+    house.remote.reactions["m"] = ANSWER
+    after = [asyncio.create_task(one(f"after{n}")) for n in range(3)]
+    answers = await asyncio.gather(*stalled, *after)
+    assert all(bytes(answer.outputs[0].data) == bytes(ANSWER.data) for answer in answers)
+    done = house.done()[count:]
+    assert sorted(event.request_id for event in done) == sorted(
+        [f"{k}{n}" for k in ("stalled", "after") for n in range(3)]
+    )
+    assert {event.status for event in done} == {"ok"}
+    assert len(house.switches()) == 2, "both switches were announced once"
