@@ -30,6 +30,12 @@ BUILD_S = 600.0
 
 MAX_LINE_BYTES = 64 << 10
 
+MAX_SAMPLES = 4
+MAX_SAMPLE_BYTES = 4 << 20
+"""A build runs the model on every sample for every range it tries: a few pictures of the user's, none huge."""
+
+SAMPLE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+
 
 @define
 class CutJob:
@@ -41,12 +47,16 @@ class CutJob:
 
 @define(eq=False)
 class Cutter:
-    """Runs the jobs in order. `state` tells of each model; `on_ready` is awaited with a finished model's name."""
+    """Runs the jobs in order. `state` tells of each model; `on_ready` is awaited with a finished model's name.
+
+    samples: pictures to calibrate with beside the recipe's own; see `usable_samples`.
+    """
 
     out_dir: Path
     jobs: Sequence[CutJob]
     on_ready: Callable[[str], Awaitable[None]]
     threads: int = 0
+    samples: Sequence[Path] = ()
     state: dict[str, str] = field(factory=dict)
 
     async def run(self) -> None:
@@ -64,6 +74,7 @@ class Cutter:
     async def _build(self, job: CutJob) -> None:
         name = job.entry.name
         task = {"entry": json.loads(encode(job.entry)), "file": str(job.file), "out": str(self.out_dir)}
+        task["samples"] = [str(path) for path in self.samples]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "cloud_stub.cutting", json.dumps(task | {"threads": self.threads}),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MAX_LINE_BYTES,
@@ -94,12 +105,40 @@ class Cutter:
         log.warning("%s cannot be cut, it is served whole: %s", job.entry.name, why)
 
 
+def usable_samples(files: Sequence[Path]) -> tuple[Path, ...]:
+    """The pictures among `files` that a build reads, by name: bounded in number and size."""
+    pictures = sorted(file for file in files if file.suffix.lower() in SAMPLE_SUFFIXES)
+    return tuple(file for file in pictures if _size_bytes(file) <= MAX_SAMPLE_BYTES)[:MAX_SAMPLES]
+
+
+def _size_bytes(file: Path) -> float:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return float("inf")
+
+
+def _contents(paths: Sequence[str]) -> list[bytes]:
+    """What can be read: a sample that vanished is no reason not to build."""
+    found = []
+    for path in paths[:MAX_SAMPLES]:
+        try:
+            with Path(path).open("rb") as stream:
+                data = stream.read(MAX_SAMPLE_BYTES + 1)
+        except OSError:
+            continue
+        if len(data) <= MAX_SAMPLE_BYTES:
+            found.append(data)
+    return found
+
+
 def child_main(text: str) -> int:
     """The child: build one bundle and report on standard output."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(5)
     task = json.loads(text)
-    from split_models.bundle import BundleLimits, Progress, build_bundle
+    from cloud_stub.kept_bundles import Order, finished_bundle
+    from split_models.bundle import BundleLimits, Progress
 
     def tell(progress: Progress) -> None:
         _say({"done": progress.done, "total": progress.total, "what": progress.what})
@@ -107,7 +146,8 @@ def child_main(text: str) -> int:
     try:
         entry = decode(CatalogueEntry, task["entry"], what="catalogue entry")
         limits = BundleLimits(threads=int(task["threads"]))
-        manifest = build_bundle(Path(task["file"]), entry, Path(task["out"]), limits=limits, progress=tell)
+        samples = _contents(task.get("samples", []))
+        manifest = finished_bundle(Order(entry, Path(task["file"]), Path(task["out"]), samples, limits), tell)
     except MidstreamError as err:
         _say({"error": str(err)})
         return 1

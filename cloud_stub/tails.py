@@ -11,7 +11,7 @@ from typing import Any
 
 from cloud_stub.bundles import BundleShelf
 from cloud_stub.config import CoordinatorConfig
-from cloud_stub.cutting import CutJob, Cutter
+from cloud_stub.cutting import CutJob, Cutter, usable_samples
 from engines.executor import BoundedExecutor
 from engines.local import LocalEndpoint
 from engines.pool import ModelPool
@@ -28,6 +28,8 @@ log = logging.getLogger("midstream.coordinator.tails")
 WAIT_TARGET_S = 1.0
 """A device has other arms: it is told to use them rather than to wait for longer than this."""
 
+SAMPLE_PREFIX = "sample-"
+
 LEAST_BUDGET_BYTES = 512 << 20
 
 
@@ -41,6 +43,11 @@ class ServedStore(ModelStore):
     def list(self) -> tuple[Stored, ...]:
         """Wanted models with where they are, by name."""
         return tuple(stored for stored in super().list() if self._wanted(stored.entry.name))
+
+    def samples(self) -> tuple[Path, ...]:
+        """Files of pulled samples, wanted or not: nobody is served them, bundles are calibrated with them."""
+        found = (s.path for s in super().list() if s.entry.name.startswith(SAMPLE_PREFIX))
+        return tuple(path for path in found if path is not None)
 
 
 class TailHouse:
@@ -63,7 +70,8 @@ class TailHouse:
         bundles_dir = config.state_dir / "bundles"
         ports = SplitPorts(local=self._local, store=store, compute=self._images, emit=emit)
         self._way = ServerWay(SplitSettings(bundle_root=bundles_dir), ports)
-        self.cutter = Cutter(bundles_dir, _jobs(config, store), self._ready, config.tensor_threads)
+        samples = usable_samples(store.samples())
+        self.cutter = Cutter(bundles_dir, _jobs(config, store), self._ready, config.tensor_threads, samples)
         self.shelf = BundleShelf(bundles_dir, lambda: dict(self.cutter.state))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from pathlib import Path
 from cloud_stub.cutting import CutJob, Cutter
 from protocol.decode import encode
 from protocol.models import CatalogueEntry, Source
+from split_models import images
+from split_models.bundle_files import read_bundle
 from tests.conftest import ROOT
 
 
@@ -36,11 +39,13 @@ async def test_a_file_that_is_no_model_is_told_and_the_next_job_runs(tmp_path: P
     assert cutter.state["bad"].startswith("failed: ")
     assert "models pull" in cutter.state["gone"]
     assert not (tmp_path / "out" / "bad").exists(), "nothing half-written"
+    assert not list(tmp_path.glob("bundle-*"))
 
 
 async def test_cancelling_ends_the_child(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
     shapes = {"x": (1, 3, 480, 480)}
-    job = CutJob(entry("det", recipe="ppocr-det", input_shapes=shapes), model_file("ppocr-v4-det"))
+    file = Path(shutil.copy(model_file("ppocr-v4-det"), tmp_path))
+    job = CutJob(entry("det", recipe="ppocr-det", input_shapes=shapes), file)
     cutter = Cutter(tmp_path / "out", [job], never)
     task = asyncio.create_task(cutter.run())
     async with asyncio.timeout(20):
@@ -55,7 +60,7 @@ async def test_cancelling_ends_the_child(tmp_path: Path, model_file: Callable[[s
 async def test_an_orphan_ends_itself(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
     work = {
         "entry": json.loads(encode(entry("det", recipe="ppocr-det", input_shapes={"x": (1, 3, 480, 480)}))),
-        "file": str(model_file("ppocr-v4-det")),
+        "file": str(shutil.copy(model_file("ppocr-v4-det"), tmp_path)),
         "out": str(tmp_path / "out"),
         "threads": 1,
     }
@@ -65,3 +70,23 @@ async def test_an_orphan_ends_itself(tmp_path: Path, model_file: Callable[[str],
         assert await asyncio.to_thread(child.stdout.readline)
         child.stdin.close()
         assert await asyncio.to_thread(child.wait, 10) == 3
+
+
+async def test_a_finished_bundle_is_ready_at_once_for_the_next_coordinator(
+    tmp_path: Path, model_file: Callable[[str], Path]
+) -> None:
+    sample = tmp_path / "sample.png"
+    sample.write_bytes(images.encode(images.drawn_text(["a line"], 192, 48, 20, True)))
+    job = CutJob(entry("cls"), Path(shutil.copy(model_file("ppocr-v2-cls"), tmp_path)))
+    ready: list[str] = []
+
+    async def on_ready(model: str) -> None:
+        ready.append(model)
+
+    for name in ("first", "second"):
+        cutter = Cutter(tmp_path / name, [job], on_ready, threads=1, samples=[sample, tmp_path / "gone.png"])
+        await cutter.run()
+        assert cutter.state == {"cls": "ready"}
+    assert ready == ["cls", "cls"]
+    first, second = (read_bundle(tmp_path / name / "cls") for name in ("first", "second"))
+    assert first == second, "a second build would have measured other seconds"
