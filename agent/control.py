@@ -17,8 +17,8 @@ from agent.policy import PolicyHolder
 from agent.registration import Registrar
 from links.port import ControlChannel, ControlState, Delivery, Unsubscribe
 from protocol.clock import WallClock
-from protocol.decode import decode, encode
-from protocol.documents import CoordinatorState, Presence, Reported, Telemetry
+from protocol.decode import check_schema, decode, encode
+from protocol.documents import COORDINATOR_SCHEMA, CoordinatorState, Presence, Reported, Telemetry
 from protocol.errors import MidstreamError
 from protocol.topics import Topics, coord_state
 
@@ -29,6 +29,8 @@ CANARY_TIMEOUT_S = 15.0
 # Rare enough to cost nothing, often enough that a dead session is found the same quarter of an hour.
 CANARY_EVERY_S = 600.0
 TELEMETRY_EXPIRES_S = 600.0
+# A channel is down before its first attempt, too; a broker that answers does so long before this.
+FIRST_UP_S = 10.0
 
 
 @frozen(kw_only=True)
@@ -66,6 +68,7 @@ class Control:
         ports: ControlPorts,
         canary_timeout_s: float = CANARY_TIMEOUT_S,
         canary_every_s: float = CANARY_EVERY_S,
+        first_up_s: float = FIRST_UP_S,
     ) -> None:
         self._channel = channel
         self._topics = topics
@@ -76,6 +79,7 @@ class Control:
         self._ports = ports
         self._canary_timeout_s = canary_timeout_s
         self._canary_every_s = canary_every_s
+        self._first_up_s = first_up_s
         self._canary_sent = 0
         self._canary_back = asyncio.Event()
         self._undo: list[Unsubscribe] = []
@@ -83,6 +87,7 @@ class Control:
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: asyncio.Task[None] | None = None
         self._judging = asyncio.Lock()
+        self._registering = asyncio.Lock()
         self._coordinator_epoch: int | None = None
         self.state: ControlState = "down"
 
@@ -95,6 +100,7 @@ class Control:
         ):
             self._undo.append(await self._channel.subscribe(pattern, handler))
         self._unwatch = self._channel.watch(self._on_state)
+        self._spawn(self._tell_first_down())
 
     async def stop(self, goodbye: str = "offline") -> None:
         """Say goodbye and disconnect in order."""
@@ -116,11 +122,21 @@ class Control:
         topic = self._topics.tele(telemetry.kind)
         await self._channel.publish(topic, encode(telemetry), expires_in_s=TELEMETRY_EXPIRES_S)
 
-    async def register(self) -> None:
-        """Publish the registration if it differs from what this broker has."""
-        document = self._registrar.news(self._epoch, self._holder.current().version)
-        if document is not None:
-            await self._channel.publish(self._topics.profile, document, retain=True)
+    async def register(self, *, anew: bool = False) -> None:
+        """Publish the registration if it differs from what this broker has, or `anew`: it may have lost it.
+
+        Without a session nothing is published: each session begins with a registration.
+        """
+        async with self._registering:
+            if self.state != "up":
+                return
+            if anew:
+                self._registrar.forget()
+            news = self._registrar.news(self._epoch, self._holder.current().version)
+            if news is None:
+                return
+            await self._channel.publish(self._topics.profile, news.document, retain=True)
+            self._registrar.told(news)
 
     def _presence(self, state: str) -> bytes:
         return presence(state, self._epoch, self._boot, self._ports.wall().unix_s)
@@ -137,9 +153,16 @@ class Control:
         else:
             self._ports.on_state(state)
 
+    async def _tell_first_down(self) -> None:
+        """A broker that never answered changes no state, so nobody would hear of it."""
+        await asyncio.sleep(self._first_up_s)
+        if self.state == "down":
+            self._ports.on_state("down")
+
     async def _run_session(self) -> None:
         await self.say("online")
-        await self.register()
+        # A broker without a store begins empty, and which ones have one cannot be known.
+        await self._guarded(self.register(anew=True))
         await self._report(self._holder.reported())
         while True:
             if not await self._canary():
@@ -174,13 +197,13 @@ class Control:
             return  # it said goodbye; where it was may still be where it comes back
         try:
             found = decode(CoordinatorState, delivery.payload, what="the coordinator's state")
+            check_schema(found.schema, COORDINATOR_SCHEMA)
         except MidstreamError as err:
             log.warning("ignored: %s", err)
             return
         if self._coordinator_epoch not in (None, found.epoch):
             # A coordinator that started anew may have a broker that forgot us.
-            self._registrar.forget()
-            self._spawn(self.register())
+            self._spawn(self.register(anew=True))
         self._coordinator_epoch = found.epoch
         self._ports.on_coordinator(found)
 
@@ -193,6 +216,7 @@ class Control:
             reported = await self._holder.consider(payload)
             if reported is not None:
                 await self._report(reported)
+                await self.register()
 
     async def _report(self, reported: Reported | None) -> None:
         if reported is not None:

@@ -36,6 +36,7 @@ class DeviceProfile:
 
     memory_bytes: what this process may use, cgroup limits applied. cores: CPUs this process may use (rounded up).
     key: hash over model digests, engine versions and CPU; the measurements hold for this key only.
+    measured_left_out: measurements that the device has and this document has no room for.
     """
 
     device_id: str
@@ -56,3 +57,4 @@ class DeviceProfile:
     accelerators: tuple[str, ...] = ()
     memory_bytes_per_s: float | None = None
     slowdown_declared: float = 1.0
+    measured_left_out: int = 0

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from attrs import evolve
+
 from agent.control import Control, ControlPorts, will
 from agent.policy import PolicyHolder
 from agent.registration import Registrar
@@ -15,6 +17,7 @@ from protocol.clock import WallTime
 from protocol.decode import decode, encode
 from protocol.device import DeviceProfile
 from protocol.documents import CoordinatorState, Presence, Registration, Reported
+from protocol.errors import Full
 from protocol.topics import MAX_PAYLOAD_BYTES, Topics, coord_state
 from tests.unit.agent.test_policy import NOW_S, holder, policy, signed
 
@@ -24,7 +27,7 @@ TOPICS = Topics("f", "pi")
 class Fleet:
     """A broker, a coordinator's ear on it, and one device."""
 
-    def __init__(self, tmp_path: Path, canary_timeout_s: float = 1.0) -> None:
+    def __init__(self, tmp_path: Path, canary_timeout_s: float = 1.0, first_up_s: float = 10.0) -> None:
         self.broker = MemoryBroker()
         self.ear = MemoryControlChannel(self.broker, "coordinator", max_payload_bytes=MAX_PAYLOAD_BYTES)
         self.heard: list[Delivery] = []
@@ -45,7 +48,7 @@ class Fleet:
         self.registrar = Registrar(lambda: self.profile, lambda: ("m",), "1")
         self.control = Control(
             self.channel, TOPICS, epoch=4, boot="boot", holder=self.holder, registrar=self.registrar, ports=ports,
-            canary_timeout_s=canary_timeout_s,
+            canary_timeout_s=canary_timeout_s, first_up_s=first_up_s,
         )  # fmt: skip
 
     def _on_deaf(self) -> None:
@@ -112,6 +115,59 @@ async def test_the_profile_is_sent_again_only_when_it_changed_or_the_coordinator
     await fleet.stop()
 
 
+async def test_every_session_registers_for_the_broker_may_have_begun_empty(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    await fleet.start()
+    fleet.broker.stop()
+    fleet.broker._retained.clear()
+    fleet.states.clear()
+    fleet.broker.restart()
+    await until(lambda: "up" in fleet.states)
+    assert {TOPICS.profile, TOPICS.state} <= set(fleet.broker._retained)
+    await fleet.stop()
+
+
+async def test_a_registration_that_was_not_taken_is_still_to_be_told(tmp_path: Path) -> None:
+    class Choosy(MemoryControlChannel):
+        """Refuses profiles as a full outbox does."""
+
+        full = True
+
+        async def publish(self, topic: str, payload: bytes, *args: object, **kwargs: object) -> None:
+            if self.full and topic == TOPICS.profile:
+                raise Full("the outbox is full", retry_after_s=1.0)
+            await super().publish(topic, payload, *args, **kwargs)  # type: ignore[arg-type]
+
+    fleet = Fleet(tmp_path)
+    channel = Choosy(fleet.broker, "pi", max_payload_bytes=MAX_PAYLOAD_BYTES)
+    fleet.control._channel = channel
+    await fleet.start()
+    assert fleet.count(TOPICS.profile) == 0, "and the session is up all the same"
+    channel.full = False
+    await fleet.control.register()
+    assert fleet.count(TOPICS.profile) == 1
+    await fleet.stop()
+
+
+async def test_a_broker_that_never_answered_is_told_once(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, first_up_s=0.02)
+    fleet.broker.stop()
+    await fleet.control.start()
+    await until(lambda: fleet.states == ["down"])
+    fleet.broker.restart()
+    await until(lambda: fleet.states[-1] == "up")
+    await fleet.stop()
+
+
+async def test_the_registration_names_the_policy_in_force(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    await fleet.start()
+    await fleet.ear.publish(TOPICS.policy_desired, signed(policy(2)), retain=True)
+    await until(lambda: fleet.count(TOPICS.profile) == 2)
+    assert decode(Registration, fleet.last(TOPICS.profile), what="registration").policy_version == 2
+    await fleet.stop()
+
+
 async def test_a_policy_published_while_the_device_was_away_is_applied_and_reported(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     await fleet.ear.publish(TOPICS.policy_desired, signed(policy(2)), retain=True)
@@ -165,6 +221,9 @@ async def test_garbage_on_our_topics_is_ignored(tmp_path: Path) -> None:
     await fleet.start()
     await fleet.ear.publish(coord_state("f"), b"\xff{", retain=True)
     await fleet.ear.publish(coord_state("f"), b"", retain=True)
+    state = CoordinatorState(addresses=("10.0.0.1",), port=1, broker_port=2, fingerprint="", epoch=1)
+    for schema in ("midstream.coordinator/2.0", "midstream.presence/1.0"):
+        await fleet.ear.publish(coord_state("f"), encode(evolve(state, schema=schema)), retain=True)
     await fleet.ear.publish(TOPICS.policy_desired, b"", retain=True)
     await asyncio.sleep(0.02)
     assert fleet.told == []
