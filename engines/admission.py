@@ -86,7 +86,7 @@ class Admission:
         wait_target_s: longest wait before a run that work is let in for.
         parallel: runs that go at full speed at once: cores over threads per run.
         max_waiting: upper bound whatever is measured.
-        bounded: False lets everything in; only to measure what the bound is worth.
+        bounded: False lets everything in: for work that is bounded elsewhere, or to measure what the bound is worth.
     """
 
     def __init__(
@@ -110,6 +110,12 @@ class Admission:
     def add(self, seconds: float, running: float) -> None:
         """A run ended; see ServiceTime.add."""
         self._service.add(seconds, running)
+
+    def set_wait_target(self, seconds: float) -> None:
+        """Let work wait up to `seconds` from now on; what waits already stays."""
+        if seconds <= 0:
+            raise ValueError("the wait target must be above 0")
+        self._wait_target_s = seconds
 
     @property
     def service_s(self) -> float | None:

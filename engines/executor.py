@@ -64,7 +64,7 @@ class BoundedExecutor:
         workers: threads; they start with the first work and end with close().
         wait_target_s: longest wait in the queue that work is let in for.
         threads_per_run: cores that one run keeps busy.
-        bounded: False lets everything wait; only to measure what the bound is worth.
+        bounded: False lets everything wait: for work that is bounded elsewhere, or to measure what the bound is worth.
     """
 
     def __init__(
@@ -126,6 +126,12 @@ class BoundedExecutor:
     def wait_s(self) -> float:
         """Seconds that work which came now would wait before it runs."""
         return self._admission.wait_s(self._load())
+
+    def set_wait_target(self, seconds: float) -> None:
+        """Follow another wait target at once, from any thread; what waits already stays. ValueError unless above 0."""
+        with self._changed:
+            self._admission.set_wait_target(seconds)
+            self._changed.notify_all()
 
     def metrics(self) -> ExecutorMetrics:
         """All live figures at one moment."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Literal
 
 from engines.admission import Admission, Load
@@ -73,6 +74,10 @@ class QueuedTextEngine:
     def load(self) -> EngineLoad:
         return EngineLoad(self._running, len(self._waiting), self._admission.wait_s(self._load()))
 
+    def set_wait_target(self, seconds: float) -> None:
+        """Let requests wait up to `seconds` from now on; who waits already stays. ValueError unless above 0."""
+        self._admission.set_wait_target(seconds)
+
     async def close(self) -> None:
         """Refuse who waits, then close the engine."""
         self._closed = True
@@ -139,7 +144,7 @@ class QueuedTextEngine:
 
 
 class QueuedContinuation:
-    """Gives its slot back when it is closed or its answer has ended."""
+    """Gives its slot back when it is closed or its answer has ended. Tokens pass through as they are."""
 
     def __init__(self, inner: Continuation, leave: Callable[[], None]) -> None:
         self._inner = inner
@@ -171,8 +176,9 @@ class QueuedContinuation:
 
     async def _tokens(self, tokens: AsyncIterator[Token]) -> AsyncIterator[Token]:
         try:
-            async for token in tokens:
-                yield token
+            async with aclosing(tokens) as inner:  # type: ignore[type-var]
+                async for token in inner:
+                    yield token
         finally:
             await self.close()
 

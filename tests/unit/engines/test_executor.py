@@ -291,3 +291,43 @@ def test_threads_start_with_the_first_work_only() -> None:
     assert executor.call(int, "3") == 3
     assert threading.active_count() == before + 1
     executor.close()
+
+
+async def test_a_new_wait_target_holds_at_once() -> None:
+    emit = RecordingEmit()
+    executor = BoundedExecutor("test", 1, 0.1, emit=emit, cores=1)
+    try:
+        for _ in range(3):
+            await executor.run(time.sleep, 0.02)
+        small = executor.capacity
+        executor.set_wait_target(1.0)
+        assert executor.capacity >= 5 * small
+        executor.set_wait_target(0.001)
+        assert executor.capacity == 1
+        with pytest.raises(ValueError, match="above 0"):
+            executor.set_wait_target(0.0)
+    finally:
+        executor.close()
+
+
+def test_who_waits_for_room_gets_it_from_a_longer_wait_target(gate: Gate) -> None:
+    executor = BoundedExecutor("test", 1, 0.02, cores=1)
+    try:
+        executor.call(time.sleep, 0.02)
+        threads = [
+            threading.Thread(target=executor.call, args=(gate.work, n), kwargs={"when_full": "wait"}) for n in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        gate.until_started(1)
+        assert executor.waiting == 1
+        executor.set_wait_target(5.0)
+        end_s = time.monotonic() + 5
+        while executor.waiting < 2 and time.monotonic() < end_s:
+            time.sleep(0.002)
+        assert executor.waiting == 2
+        gate.open.set()
+        for thread in threads:
+            thread.join()
+    finally:
+        executor.close()

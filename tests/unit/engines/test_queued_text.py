@@ -101,3 +101,33 @@ async def test_closing_answers_who_waits(inner: FakeTextEngine) -> None:
     with pytest.raises(EngineError):
         await engine.prepare(ask(), 5)
     await first.close()
+
+
+async def test_a_longer_wait_target_gives_room_at_once(inner: FakeTextEngine) -> None:
+    engine = queued(inner, wait_target_s=0.001)
+    held = await engine.prepare(ask("measured"), 5)
+    await asyncio.sleep(0.02)
+    await finish(held)
+    first = await engine.prepare(ask(), 5)
+    waiting = [asyncio.create_task(engine.prepare(ask(), 5))]
+    await asyncio.sleep(0.01)
+    with pytest.raises(Full):
+        await engine.prepare(ask(), 5)
+    engine.set_wait_target(30.0)
+    waiting.append(asyncio.create_task(engine.prepare(ask(), 5)))
+    await asyncio.sleep(0.01)
+    assert engine.load().waiting == 2
+    await finish(first)
+    for one in waiting:
+        await finish(await one)
+
+
+async def test_leaving_an_answer_half_read_frees_the_slot_and_ends_the_inner_answer(inner: FakeTextEngine) -> None:
+    engine = queued(inner)
+    continuation = await engine.prepare(ask(), 5)
+    tokens = continuation.start(0, 100)
+    assert (await anext(tokens)).index == 0
+    await tokens.aclose()  # type: ignore[attr-defined]
+    assert engine.load().running == inner.load().running == 0
+    await continuation.close()
+    assert engine.load().running == 0
