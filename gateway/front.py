@@ -50,6 +50,7 @@ class Front:
         name = request.params.get("id", "")
         targets = self._way.models().get(name)
         if targets is None:
+            self._way.check_loading(name)
             known = ", ".join(self._way.models()) or "none"
             raise NotFound(f"there is no model {name[:256]!r} here", next_step=f"available: {known}", field="model")
         listed = openai_wire.models_list([(name, "+".join(targets), self._begun_unix_s)])

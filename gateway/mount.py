@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -27,7 +27,7 @@ class GatewayPorts:
     """What a house gives to the text way.
 
     targets: what can answer now; read at each request, so peers may come and go. policy: the policy in force, read once
-    per request. rtt_s: round trips by target name, as the links have seen them.
+    per request. rtt_s: round trips by target name, as the links have seen them. loading: models that will be here soon.
     """
 
     targets: Callable[[], Sequence[Target]]
@@ -37,13 +37,14 @@ class GatewayPorts:
     wall: WallClock = wall_now
     ids: Callable[[], str] = _request_id
     rtt_s: Callable[[], Mapping[str, float]] = field(default=dict)
+    loading: Callable[[], Collection[str]] = field(default=frozenset)
 
 
 def build(settings: GatewaySettings, ports: GatewayPorts) -> Mount:
     """The text way. Engines belong to the house: stop() ends answers and closes no engine."""
     way = TextWay(
         settings,
-        WayPorts(ports.targets, ports.policy, ports.emit, ports.clock, ports.ids, ports.rtt_s),
+        WayPorts(ports.targets, ports.policy, ports.emit, ports.clock, ports.ids, ports.rtt_s, ports.loading),
     )
 
     async def start() -> None:

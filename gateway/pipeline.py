@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from gateway import dispatch
 from gateway.answer import Answer
@@ -16,7 +16,7 @@ from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard
 from protocol.chat import ChatRequest, prompt_bytes
 from protocol.clock import Clock
-from protocol.errors import Full, NotAllowed, NotFound, TooLarge
+from protocol.errors import Full, Loading, NotAllowed, NotFound, TooLarge
 from protocol.events import Emit
 from protocol.policy import LimitsPolicy, Policy
 
@@ -25,6 +25,9 @@ BYTES_PER_TOKEN = 4
 
 MAX_NAMED_MODELS = 20
 """Models that an error names; more would hide the message."""
+
+LOADING_RETRY_S = 2.0
+"""A small model is in memory after a few seconds; who asks again sooner does no harm."""
 
 ABORT_S = 1.0
 """Answers that were cut get this long to tell their clients."""
@@ -40,6 +43,7 @@ class WayPorts:
     clock: Clock
     ids: Callable[[], str]
     rtt_s: Callable[[], Mapping[str, float]]
+    loading: Callable[[], Collection[str]] = field(default=frozenset)
 
 
 class TextWay:
@@ -56,7 +60,7 @@ class TextWay:
     def answer(self, chat: ChatRequest) -> Answer:
         """Everything that is decided before an engine is asked.
 
-        Raises NotFound, NotAllowed or TooLarge; the engines' own refusals come with the first piece.
+        Raises NotFound, Loading, NotAllowed or TooLarge; the engines' own refusals come with the first piece.
         """
         policy = self.ports.policy()
         chat = within_limits(chat, policy.limits)
@@ -80,9 +84,11 @@ class TextWay:
     def able(self, model: str, constraints: Constraints) -> list[Target]:
         """Targets that have the model and may see the request, one per name."""
         having = [target for target in self.ports.targets() if model in target.models]
+        allowed = {t.name: t for t in reversed(having) if constraints.allows(t.name, t.local)}
+        if not allowed:
+            self.check_loading(model)
         if not having:
             raise NotFound(f"there is no model {model!r} here", next_step=self._named_models(), field="model")
-        allowed = {t.name: t for t in reversed(having) if constraints.allows(t.name, t.local)}
         if not allowed:
             elsewhere = ", ".join(sorted({target.name for target in having}))
             raise NotAllowed(
@@ -91,6 +97,11 @@ class TextWay:
                 field="model",
             )
         return list(reversed(allowed.values()))
+
+    def check_loading(self, model: str) -> None:
+        """Raises Loading for a model that this machine is about to serve."""
+        if model in self.ports.loading():
+            raise Loading(f"model {model!r} is still loading", retry_after_s=LOADING_RETRY_S)
 
     def _named_models(self) -> str:
         known = list(self.models())

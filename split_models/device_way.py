@@ -49,9 +49,11 @@ class DeviceWay:
         self._troubles: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._one_load = asyncio.Lock()
+        self._coming: frozenset[str] | None = None
         service = Service(
-            ports.local, ports.compute, ports.clock, lambda: self._shown, self._runners, "device", ports.emit
-        )
+            ports.local, ports.compute, ports.clock, lambda: self._shown, self._runners, "device", ports.emit,
+            self._loading,
+        )  # fmt: skip
         self.front = Front(service, settings.deadline_s)
         self.mount = Mount(routes=self.front.routes, frame_routes=(), start=self.start, stop=self.stop)
 
@@ -75,8 +77,17 @@ class DeviceWay:
 
     async def refresh(self) -> None:
         """Look at the store again: after a pull, an add or a removal."""
+        try:
+            await self._look()
+        finally:
+            # A model that cannot be shown is not on its way either.
+            self._coming = frozenset()
+            self._wake.set()
+
+    async def _look(self) -> None:
         stored = await asyncio.to_thread(self._ports.store.list)
         present = {s.entry.name: s.entry for s in stored if s.path is not None and s.entry.format in PLATFORMS}
+        self._coming = frozenset(present)
         for name in [name for name in self._shown if name not in present]:
             self._shown.pop(name)
             runner = self._runners.pop(name, None)
@@ -85,7 +96,6 @@ class DeviceWay:
         for entry in present.values():
             if entry.name not in self._shown:
                 await self._show(entry)
-        self._wake.set()
 
     def learn(self, measured: Sequence[Measured]) -> None:
         """Take the device's benchmark as priors of all cost tables."""
@@ -105,6 +115,16 @@ class DeviceWay:
     def status(self) -> Mapping[str, Any]:
         """Per model: held arm, why, number of cuts, and the last ranking in milliseconds."""
         return {name: _status(runner) for name, runner in self._runners.items()}
+
+    def _loading(self, name: str) -> bool:
+        """Whether a model of the store is not served yet; before the first look into it, any that is here."""
+        if self._coming is not None:
+            return name in self._coming and name not in self._shown
+        try:
+            self._ports.store.path(name)
+            return self._ports.store.entry(name).format in PLATFORMS
+        except MidstreamError:
+            return False
 
     # -- models ------------------------------------------------------------------------------------------------------
 

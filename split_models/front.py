@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from links.port import Request, Response, Route
-from protocol.errors import BadRequest, MidstreamError, NotFound
+from protocol.errors import BadRequest, Loading, MidstreamError, NotFound
 from protocol.oip import (
     BINARY_EXTENSION,
     MAX_BODY_BYTES,
@@ -77,7 +77,12 @@ class Front:
 
     async def _model_ready(self, request: Request) -> Response:
         name = _model(request)
-        self._service.find(name)
+        try:
+            self._service.find(name)
+        except Loading as err:
+            # Clients look at the status alone.
+            status, headers, _ = error_body(err)
+            return Response(status, {**headers, **JSON}, json.dumps({"name": name, "ready": False}).encode())
         return Response(headers=JSON, body=json.dumps({"name": name, "ready": True}).encode())
 
     async def _infer(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from engines.arrays import to_array, to_tensor
 from engines.port import TensorAnswer
 from protocol.clock import Clock
-from protocol.errors import BadRequest, MidstreamError, NotFound
+from protocol.errors import BadRequest, Loading, MidstreamError, NotFound
 from protocol.events import Emit, TensorDone, ignore
 from protocol.oip import InferRequest, ModelMetadata, bytes_elements
 from protocol.tensors import Tensor, TensorSpec
@@ -19,6 +19,14 @@ from split_models.recipes import Recipe
 from split_models.runner import Runner
 
 PLATFORMS = {"onnx": "onnx_onnxv1", "tflite": "tensorflow_tflite"}
+
+
+LOADING_RETRY_S = 2.0
+"""Models of this way are in memory within a second or two each."""
+
+
+def _none_loading(name: str) -> bool:
+    return False
 
 
 class LocalModels(Protocol):
@@ -62,7 +70,7 @@ class Service:
     """All models of one house.
 
     shown: the models by name, read at each request. runners: those with arms; empty on a server. side: how answers of
-    models without arms are called ("device", "server").
+    models without arms are called ("device", "server"). loading: whether a model will be shown soon.
     """
 
     local: LocalModels
@@ -72,14 +80,17 @@ class Service:
     runners: Mapping[str, Runner] = field(factory=dict)
     side: str = "device"
     emit: Emit = ignore
+    loading: Callable[[str], bool] = _none_loading
 
     def names(self) -> Sequence[str]:
         """Models worth listing: tails and heads answer too, and are not listed."""
         return [name for name, shown in self.shown().items() if shown.listed]
 
     def find(self, name: str) -> Shown:
-        """Raises NotFound, naming what there is."""
+        """Raises Loading, or NotFound, naming what there is."""
         shown = self.shown().get(name)
+        if shown is None and self.loading(name):
+            raise Loading(f"model {name[:100]!r} is still loading", retry_after_s=LOADING_RETRY_S)
         if shown is None:
             known = ", ".join(self.names()[:20]) or "none yet"
             raise NotFound(f"there is no model {name[:100]!r} here", next_step=f"models: {known}", field="model")
