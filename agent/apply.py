@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from agent.bounds import changed_sections
 from protocol.errors import MidstreamError
@@ -11,6 +12,13 @@ from protocol.policy import Policy
 
 Action = Callable[[Policy], None]
 """Takes the whole new policy; raises a MidstreamError when its part cannot follow. Must not block."""
+
+
+class Queueing(Protocol):
+    """A part whose queues follow a wait target."""
+
+    def set_wait_target(self, seconds: float) -> None: ...
+
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -36,3 +44,13 @@ def apply(old: Policy, new: Policy, actions: Mapping[str, Action]) -> dict[str, 
 def set_log_level(policy: Policy) -> None:
     """The action of `log_level`."""
     logging.getLogger("midstream").setLevel(LEVELS[policy.log_level])
+
+
+def set_wait_target(parts: Iterable[Queueing]) -> Action:
+    """The action of `engines`: `parts` is read at each change, so it may be filled after the policy is held."""
+
+    def act(policy: Policy) -> None:
+        for part in parts:
+            part.set_wait_target(policy.engines.wait_target_s)
+
+    return act

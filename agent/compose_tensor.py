@@ -160,6 +160,10 @@ class TensorSide:
         """Give the benchmark's results to the cost tables."""
         self._way.learn(measured)
 
+    def set_wait_target(self, seconds: float) -> None:
+        """Model runs may wait this long from now on."""
+        self._executor.set_wait_target(seconds)
+
     def _complete(self, name: str) -> bool:
         plan = self._way.runners[name].plan
         here = set(self._local.names())

@@ -14,6 +14,7 @@ from agent.health import Health
 from engines.measure_text import text_probes
 from engines.peer import PeerEngine
 from engines.port import TextEngine
+from engines.queued_text import QueuedTextEngine
 from engines.registry import engine_class
 from engines.store import ModelStore
 from gateway.mount import GatewayPorts, build
@@ -25,7 +26,7 @@ from profiles.benchmark import Probe, best_threads
 from protocol.clock import Clock
 from protocol.device import Measured
 from protocol.errors import ConfigError, MidstreamError
-from protocol.events import Emit
+from protocol.events import Emit, ignore
 from protocol.policy import Policy
 from protocol.text import Sampling, TextRequest
 
@@ -39,6 +40,8 @@ MAX_CLOUD_MODELS = 256
 RESUME_S = 0.5
 # One device, one reader as a rule; a second slot lets an answer begin while another ends.
 SLOTS = 2
+# Answers at once on a server by URL, which has its own batching.
+SERVER_SLOTS = 16
 WARM_UP_PROMPT = "Hello"
 WARM_UP_S = 120.0
 PROBE_RUNS = 1
@@ -54,6 +57,8 @@ class TextSide:
         store: ModelStore,
         cloud: CloudLink,
         health: Health,
+        policy: Callable[[], Policy],
+        emit: Emit = ignore,
         measured: Callable[[], Sequence[Measured]] = tuple,
     ) -> None:
         self._config = config
@@ -61,9 +66,11 @@ class TextSide:
         self._store = store
         self._cloud = cloud
         self._health = health
-        self._device: TextEngine | None = None
+        self._policy = policy
+        self._emit = emit
+        self._device: QueuedTextEngine | None = None
         self._peer = PeerEngine(lambda: cloud.open(HANDOFF_PATH), name="cloud", resume_s=RESUME_S)
-        self._cloud_models: frozenset[str] = frozenset()
+        self._at_cloud: dict[str, PeerEngine] = {}
         self.settled = asyncio.Event()
 
     @property
@@ -79,15 +86,21 @@ class TextSide:
     @property
     def cloud_models(self) -> frozenset[str]:
         """Text models that the coordinator was heard to serve."""
-        return self._cloud_models
+        return frozenset(self._at_cloud)
+
+    def loading(self) -> frozenset[str]:
+        """The text model that this device is still loading."""
+        name = self._config.text_model
+        return frozenset() if name is None or self.settled.is_set() else frozenset({name})
 
     def targets(self) -> Sequence[Target]:
         """What can answer now: the device first."""
         found = []
         if self._device is not None:
             found.append(Target("device", True, self._device, frozenset(self.models)))
-        if self._cloud.available and self._cloud_models:
-            found.append(Target("cloud", False, self._peer, self._cloud_models))
+        if self._cloud.available:
+            # One view per model, so that the first question about capabilities already names it.
+            found += [Target("cloud", False, engine, frozenset({name})) for name, engine in self._at_cloud.items()]
         return found
 
     def rtt_s(self) -> Mapping[str, float]:
@@ -106,13 +119,24 @@ class TextSide:
             return
         try:
             engine = self._make(self._config.text_model, self._threads(self._config.text_model))
-            capabilities = await engine.capabilities()
-            await _warm_up(engine, self._config.text_model)
+            try:
+                capabilities = await engine.capabilities()
+                await _warm_up(engine, self._config.text_model)
+            except BaseException:
+                await engine.close()
+                raise
         except MidstreamError as err:
             self._health.warn("text_model", f"{self._config.text_model}: {err.message}", err.next_step)
             return
-        self._peer.vocabulary = capabilities.vocabulary
-        self._device = engine
+        for peer in (self._peer, *self._at_cloud.values()):
+            peer.vocabulary = capabilities.vocabulary
+        self._device = QueuedTextEngine(
+            engine,
+            slots=self._slots,
+            wait_target_s=self._policy().engines.wait_target_s,
+            name=f"text {self._config.text_model}",
+            emit=self._emit,
+        )
         log.info("%s is ready on %s", self._config.text_model, self._config.text_engine)
 
     async def learn_cloud(self) -> None:
@@ -120,7 +144,8 @@ class TextSide:
         try:
             reply = await self._cloud.exchange(MODELS_PATH, {}, b"", MODELS_TIMEOUT_S, method="GET")
             listed = json.loads(reply.body)["data"] if reply.status == 200 else []
-            self._cloud_models = frozenset(str(model["id"]) for model in listed[:MAX_CLOUD_MODELS])
+            names = [str(model["id"]) for model in listed[:MAX_CLOUD_MODELS]]
+            self._at_cloud = {name: self._at_cloud.get(name) or self._peer.for_model(name) for name in names}
         except MidstreamError as err:
             log.info("the coordinator's text models are not known: %s", err)
         except (ValueError, KeyError, TypeError) as err:
@@ -129,9 +154,16 @@ class TextSide:
     async def close(self) -> None:
         """Close both engines."""
         device, self._device = self._device, None
+        for engine in self._at_cloud.values():
+            await engine.close()
         await self._peer.close()
         if device is not None:
             await device.close()
+
+    def set_wait_target(self, seconds: float) -> None:
+        """Answers of this device may be waited for this long from now on."""
+        if self._device is not None:
+            self._device.set_wait_target(seconds)
 
     def probes(self) -> Sequence[Probe]:
         """Prefill and decode over thread counts, on engines of their own."""
@@ -162,6 +194,11 @@ class TextSide:
         digest = self._store.entry(model).sha256
         return best_threads(self._measured(), digest, self._config.text_engine, "decode") or 0
 
+    @property
+    def _slots(self) -> int:
+        """Answers at once."""
+        return SERVER_SLOTS if self._config.text_engine == "openai_compat" else SLOTS
+
     def _make(self, model: str, threads: int) -> TextEngine:
         config = self._config
         kind = engine_class(config.text_engine)
@@ -171,14 +208,14 @@ class TextSide:
                 raise ConfigError(
                     "text_engine openai_compat needs text_url", next_step="set text_url = http://host:port"
                 )
-            engine = kind(HttpLink("text-server", config.text_url), model, None)
+            engine = kind(HttpLink("text-server", config.text_url), model, None, max_open=self._slots)
         else:
             engine = kind(
                 self._store.path(model),
                 model=model,
                 context_tokens=config.context_tokens,
                 threads=threads,
-                slots=SLOTS,
+                slots=self._slots,
                 chat_template=self._store.entry(model).chat_template,
             )
         if config.slowdown > 1.0:
@@ -203,7 +240,10 @@ async def _warm_up(engine: TextEngine, model: str) -> None:
 def text_mount(side: TextSide, policy: Callable[[], Policy], emit: Emit, clock: Clock) -> Mount:
     """The text way over the targets of `side`; start opens the engine, stop ends answers and closes it."""
     inner = build(
-        GatewaySettings(), GatewayPorts(targets=side.targets, policy=policy, emit=emit, clock=clock, rtt_s=side.rtt_s)
+        GatewaySettings(),
+        GatewayPorts(
+            targets=side.targets, policy=policy, emit=emit, clock=clock, rtt_s=side.rtt_s, loading=side.loading
+        ),
     )
 
     async def start() -> None:

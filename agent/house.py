@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from agent.apply import set_log_level
+from agent.apply import Queueing, set_log_level, set_wait_target
 from agent.benchmark import Benchmark
 from agent.cloud_link import CloudLink
 from agent.compose_control import ControlSide
@@ -39,9 +39,8 @@ from profiles.timing import memory_probe
 from protocol.clock import wall_now
 from protocol.device import Measured
 from protocol.durable import read_durable
-from protocol.errors import ConfigError, LinkError
+from protocol.errors import LinkError
 from protocol.exposition import Exposition
-from protocol.policy import Policy
 
 # Models come by a pull or with a new bundle: rare, and nobody waits for the new measurements.
 MODELS_LOOK_S = 60.0
@@ -59,7 +58,7 @@ class House:
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_connected = False
         self._benchmark_path = config.state_dir / "benchmark.json"
-        self._composed = False
+        self._queueing: list[Queueing] = []
         self.life = LifeKeeper()
         self.health = Health(self.clock)
         self.metrics = Exposition()
@@ -75,14 +74,14 @@ class House:
         self.cloud = CloudLink(self._on_trouble)
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
         self.tensors = TensorSide(config, self.cloud, self.probe, self.holder.current, self.emit)
-        self.texts = TextSide(config, store, self.cloud, self.health, self._kept)
+        self.texts = TextSide(config, store, self.cloud, self.health, self.holder.current, self.emit, self._kept)
+        self._queueing += [self.tensors, self.texts]
         self.profiler = Profiler(config, self.device_id, labels, self.life, self.health)
         self.control = self._control(identity, keys, labels)
         self.control.open_identity()
         self.ways = (self.tensors.mount, text_mount(self.texts, self.holder.current, self.emit, self.clock))
         self.life.listen(self._on_life)
         self.supervisor = Supervisor(self._parts())
-        self._composed = True
 
     def tell_ready(self) -> None:
         """Say where the local API is."""
@@ -128,13 +127,8 @@ class House:
             wall=wall_now,
             clock=self.clock,
             emit=self.emit,
-            actions={"log_level": set_log_level, "engines": self._later_engines},
+            actions={"log_level": set_log_level, "engines": set_wait_target(self._queueing)},
         )
-
-    def _later_engines(self, policy: Policy) -> None:
-        """Executors are sized when they are made."""
-        if self._composed:
-            raise ConfigError("engines.wait_target_s takes effect at the next start")
 
     def _control(self, identity: IdentityStore, keys: dict[str, bytes], labels: dict[str, str]) -> ControlSide:
         return ControlSide(

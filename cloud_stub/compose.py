@@ -155,7 +155,7 @@ class CoordinatorHouse:
     def _open_ways(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
         self.store = ServedStore(config.models_dir, load_catalogue(), self._wanted)
-        engines, why = open_engines(config, self.store)
+        engines, why = open_engines(config, self.store, self.metrics)
         if why:
             self.notes.append(f"text is not served: {why}")
         self.text = TextHouse(engines)

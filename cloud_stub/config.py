@@ -49,7 +49,8 @@ class CoordinatorConfig:
     addresses: where devices reach this machine (empty: the addresses of all interfaces). interfaces: addresses on
     which mDNS speaks (empty: all). broker: `embedded` or mqtts://host:port. models: names served whole (empty: every
     model in the store). bundles: tensor models to cut (empty: every one with a recipe and fixed input shapes).
-    text_threads: 0 lets the engine choose. join_ttl_s: how long a fresh join string can be used.
+    text_threads: 0 lets the engine choose. text_wait_target_s: a text request should wait no longer than this for its
+    turn; past it, it is refused with the time to come back after. join_ttl_s: how long a fresh join string can be used.
     """
 
     state_dir: Path
@@ -70,6 +71,7 @@ class CoordinatorConfig:
     text_threads: int = 0
     text_slots: int = 2
     text_context_tokens: int = 2048
+    text_wait_target_s: float = 2.0
     tensor_threads: int = 0
     join_ttl_s: float = 86_400.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -156,6 +158,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 _LISTS = frozenset({"addresses", "interfaces", "models", "bundles"})
 _INTEGERS = frozenset({"port", "broker_port", "text_threads", "text_slots", "text_context_tokens", "tensor_threads"})
+_REALS = frozenset({"join_ttl_s", "text_wait_target_s"})
 _FLAGS = frozenset({"mdns", "cut"})
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _KNOWN = frozenset(a.name for a in CoordinatorConfig.__attrs_attrs__) - {"source"}
@@ -179,7 +182,7 @@ def _from_text(name: str, text: str, where: str) -> Any:
             return [part.strip() for part in text.split(",") if part.strip()]
         if name in _INTEGERS:
             return int(text)
-        if name == "join_ttl_s":
+        if name in _REALS:
             return float(text)
         return _SWITCH[text.lower()] if name in _FLAGS else text
     except (ValueError, KeyError) as err:
@@ -208,6 +211,7 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
         raise ConfigError(f"fleet is {config.fleet[:64]!r}", next_step="use [a-z0-9-], 1 to 32 of them", field="fleet")
     for name, low, high in (
         ("port", 0, 65_535), ("broker_port", 0, 65_535), ("text_threads", 0, 1024), ("tensor_threads", 0, 1024),
+        ("text_wait_target_s", 0.01, 600.0),
         ("text_slots", 1, 64), ("text_context_tokens", 128, 1 << 20), ("join_ttl_s", 60.0, 30 * 86_400.0),
     ):  # fmt: skip
         value = getattr(config, name)
@@ -253,6 +257,7 @@ _HELP = {
     "text_threads": "threads of the text engine, 0: its own choice",
     "text_slots": "text answers at once per model",
     "text_context_tokens": "room for prompt and answer",
+    "text_wait_target_s": "a text request should wait no longer than this for its turn, in seconds",
     "tensor_threads": "threads of one tensor run, 0: its own choice",
     "join_ttl_s": "seconds for which a join string can be used",
     "log_level": "debug, info, warning or error",

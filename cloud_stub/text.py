@@ -11,6 +11,7 @@ from cloud_stub.access import bearer
 from cloud_stub.config import CoordinatorConfig
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import TextEngine
+from engines.queued_text import QueuedTextEngine
 from engines.registry import engine_class, installed_engines
 from engines.store import ModelStore
 from gateway.mount import GatewayPorts
@@ -19,7 +20,7 @@ from gateway.settings import GatewaySettings
 from gateway.targets import Target
 from links.port import FrameRoute, FrameStream, Mount, Request
 from protocol.errors import NotFound
-from protocol.events import Emit
+from protocol.events import Emit, ignore
 from protocol.models import CatalogueEntry
 from protocol.policy import LimitsPolicy, Policy
 
@@ -88,7 +89,9 @@ def owner_of(request: Request) -> str:
     return "key:" + hashlib.sha256((bearer(request) or "").encode()).hexdigest()[:16]
 
 
-def open_engines(config: CoordinatorConfig, store: ModelStore) -> tuple[dict[str, TextEngine], str]:
+def open_engines(
+    config: CoordinatorConfig, store: ModelStore, emit: Emit = ignore
+) -> tuple[dict[str, TextEngine], str]:
     """Engines for the pulled GGUF models that the store lists, and why there are none (empty when there are)."""
     entries = [s.entry for s in store.list() if s.path is not None and s.entry.format == "gguf"]
     if config.text_engine == "none":
@@ -98,7 +101,14 @@ def open_engines(config: CoordinatorConfig, store: ModelStore) -> tuple[dict[str
     if config.text_engine not in installed_engines():
         extra = "llama" if config.text_engine == "llama_server" else "llama-native"
         return {}, f"{config.text_engine} is not installed; install midstream[{extra}]"
-    return {entry.name: _engine(config, store, entry) for entry in entries}, ""
+    return {entry.name: queued(_engine(config, store, entry), config, entry.name, emit) for entry in entries}, ""
+
+
+def queued(engine: TextEngine, config: CoordinatorConfig, name: str, emit: Emit = ignore) -> TextEngine:
+    """The engine behind a bounded queue: a device that is refused goes on with its own or asks again later."""
+    return QueuedTextEngine(
+        engine, slots=config.text_slots, wait_target_s=config.text_wait_target_s, name=f"text {name}", emit=emit
+    )
 
 
 def _engine(config: CoordinatorConfig, store: ModelStore, entry: CatalogueEntry) -> TextEngine:

@@ -206,6 +206,16 @@ async def test_raw_garbage_on_the_tls_port(tmp_path: Path) -> None:
             assert (await coordinator.get(f"/midstream/v1/bundles/{path}", key=key)).status in (400, 404)
 
 
+@define
+class WaitTargets:
+    """A part with queues that keeps what it is told."""
+
+    told: list[float]
+
+    def set_wait_target(self, seconds: float) -> None:
+        self.told.append(seconds)
+
+
 async def test_the_real_agent_joins_registers_and_takes_policy(tmp_path: Path) -> None:
     async with running(tmp_path) as coordinator:
         config = config_for(tmp_path / "agent", join_token=coordinator.house.join_string())
@@ -216,12 +226,19 @@ async def test_the_real_agent_joins_registers_and_takes_policy(tmp_path: Path) -
                 while not (devices := (await client.ask("GET", "/devices"))["devices"]) or devices[0]["cores"] is None:
                     await asyncio.sleep(0.05)
             assert devices[0]["state"] == "online"
-            answer = await client.ask("POST", "/policy", b"[split]\nperiods = 9\n", {"form": "toml"})
+            told: list[float] = []
+            agent.house._queueing.append(WaitTargets(told))
+            policy = b"[split]\nperiods = 9\n[engines]\nwait_target_s = 0.5\n"
+            answer = await client.ask("POST", "/policy", policy, {"form": "toml"})
             assert answer["devices"] == [devices[0]["device_id"]]
             async with asyncio.timeout(20):
                 while (devices := (await client.ask("GET", "/devices"))["devices"])[0]["policy"] != answer["version"]:
                     await asyncio.sleep(0.05)
             assert devices[0]["policy_code"] == "accepted"
+            reported = agent.house.holder.reported()
+            assert reported is not None
+            assert (reported.sections["split"], reported.sections["engines"]) == ("applied", "applied")
+            assert told == [0.5], "queues follow without a restart"
         async with asyncio.timeout(10):
             while (devices := (await client.ask("GET", "/devices"))["devices"])[0]["state"] != "offline":
                 await asyncio.sleep(0.05)

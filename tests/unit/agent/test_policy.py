@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from agent.apply import apply, set_log_level
+from agent.apply import Queueing, apply, set_log_level, set_wait_target
 from agent.bounds import changed_sections, clamp
 from agent.config import PolicyBounds
 from agent.policy import PolicyHolder, PolicyPorts
@@ -16,7 +16,7 @@ from protocol.clock import WallTime
 from protocol.decode import encode
 from protocol.errors import ConfigError
 from protocol.events import PolicyJudged, RecordingEmit
-from protocol.policy import LimitsPolicy, Policy, PrivacyPolicy, SplitPolicy
+from protocol.policy import EnginesPolicy, LimitsPolicy, Policy, PrivacyPolicy, SplitPolicy
 from protocol.signature import encode_envelope, key_id_of, public_key, sign
 
 SEED = bytes(range(32))
@@ -165,3 +165,24 @@ def test_a_failing_section_holds_up_no_other() -> None:
     assert logging.getLogger("midstream").level == logging.DEBUG
     set_log_level(Policy())
     assert changed_sections(Policy(), new) == ("limits", "log_level")
+
+
+class Followed:
+    """A part with queues."""
+
+    def __init__(self) -> None:
+        self.wait_targets_s: list[float] = []
+
+    def set_wait_target(self, seconds: float) -> None:
+        self.wait_targets_s.append(seconds)
+
+
+def test_a_new_wait_target_reaches_every_part_that_queues() -> None:
+    parts: list[Queueing] = []
+    action = set_wait_target(parts)
+    action(Policy())
+    first, second = Followed(), Followed()
+    parts += [first, second]
+    new = Policy(engines=EnginesPolicy(wait_target_s=0.25))
+    assert apply(Policy(), new, {"engines": action}) == {"engines": "applied"}
+    assert first.wait_targets_s == second.wait_targets_s == [0.25]

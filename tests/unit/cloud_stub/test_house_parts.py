@@ -14,7 +14,7 @@ from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.advert import SERVICE_TYPE, advertise, instance_name, txt_record
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.tails import ServedStore
-from cloud_stub.text import TextHouse, open_engines, owner_of
+from cloud_stub.text import TextHouse, open_engines, owner_of, queued
 from engines.catalogue import load_catalogue
 from engines.fakes_text import FakeTextEngine
 from engines.peer import PeerEngine
@@ -80,6 +80,27 @@ async def test_handoff_serves_the_engine_of_the_model() -> None:
     await engine.close()
     await link.close()
     await house.close()
+
+
+async def test_past_its_queue_the_cloud_refuses_a_stream_with_the_time_to_come_back(tmp_path: Path) -> None:
+    inner = FakeTextEngine(answer_tokens=6, capacity=1)
+    house = TextHouse({"tiny": queued(inner, config(tmp_path, text_slots=1, text_wait_target_s=0.01), "tiny")})
+    link = MemoryLink("cloud", frame_routes=[house.handoff()], peer="pi-1")
+    engine = PeerEngine(lambda: link.open("/midstream/v1/handoff")).for_model("tiny")
+    try:
+        running = await engine.prepare(TextRequest("tiny", "hello", Sampling(max_tokens=6)), 5)
+        waiting = asyncio.create_task(engine.prepare(TextRequest("tiny", "hello"), 5))
+        while house.engine_for("tiny").load().waiting == 0:
+            await asyncio.sleep(0.005)
+        with pytest.raises(Full) as full:
+            await engine.prepare(TextRequest("tiny", "hello"), 5)
+        assert full.value.retry_after_s > 0
+        assert [token.index async for token in running.start(0, 64) if token.data] == list(range(6))
+        await (await waiting).close()
+    finally:
+        await engine.close()
+        await link.close()
+        await house.close()
 
 
 async def test_the_front_has_one_local_target() -> None:

@@ -1,0 +1,157 @@
+"""The agent's text side against the coordinator's: whose model is asked about, and moves that go by token ids."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from agent.cloud_link import CloudLink
+from agent.compose_text import TextSide, text_mount
+from agent.health import Health
+from cloud_stub.text import TextHouse
+from engines.catalogue import load_catalogue
+from engines.fakes_text import FakeTextEngine
+from engines.llama_server import LlamaServerEngine
+from engines.port import Continuation, EngineLoad, TextEngine
+from engines.store import ModelStore
+from links.http import HttpLink
+from links.http_server import serve
+from protocol.events import HandedOver, RecordingEmit, TextDone, ignore
+from protocol.policy import MigrationPolicy, Policy
+from protocol.text import TextCapabilities, TextRequest, Token
+from tests.unit.agent.houses import config_for
+
+MODEL = "smollm2-135m"
+COUNT = 48
+MOVES_SOON = Policy(
+    migration=MigrationPolicy(min_tokens=6, min_remaining_tokens=1, consume_tokens_per_s=0.001, stall_s=20.0)
+)
+
+
+class Watched:
+    """A text engine whose requests are kept: every token that it was given to prefill."""
+
+    def __init__(self, inner: TextEngine) -> None:
+        self.inner = inner
+        self.given: list[Token] = []
+        self.tokenized = 0
+
+    async def capabilities(self) -> TextCapabilities:
+        return await self.inner.capabilities()
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
+        self.given.extend(request.prefix)
+        return WatchedContinuation(self, await self.inner.prepare(request, deadline_s))
+
+    async def tokenize(self, data: bytes) -> tuple[int, ...]:
+        return await self.inner.tokenize(data)
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        return await self.inner.embed(texts)
+
+    def load(self) -> EngineLoad:
+        return self.inner.load()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+class WatchedContinuation:
+    """Keeps what extends the answer."""
+
+    def __init__(self, engine: Watched, inner: Continuation) -> None:
+        self._engine = engine
+        self._inner = inner
+        self.start, self.acknowledge, self.close = inner.start, inner.acknowledge, inner.close
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._inner.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._inner.cached_tokens
+
+    async def extend(self, tokens: Sequence[Token]) -> None:
+        self._engine.given.extend(tokens)
+        await self._inner.extend(tokens)
+
+
+@asynccontextmanager
+async def device_of(
+    engines: dict[str, TextEngine], folder: Path, emit: RecordingEmit, **flags: Any
+) -> AsyncIterator[tuple[TextSide, str]]:
+    """The agent's text side, served, with a coordinator's text house behind its cloud link."""
+    coordinator = TextHouse(engines)
+    front = coordinator.front(ignore)
+    remote = await serve(front.routes, [coordinator.handoff()], host="127.0.0.1", port=0, origin_check=False)
+    config = config_for(folder, **flags)
+    cloud = CloudLink(lambda err: None)
+    await cloud.point_to(HttpLink("cloud", f"http://127.0.0.1:{remote.port}"))
+    store = ModelStore(config.models_dir, load_catalogue())
+    side = TextSide(config, store, cloud, Health(time.monotonic), lambda: MOVES_SOON, emit)
+    mount = text_mount(side, lambda: MOVES_SOON, emit, time.monotonic)
+    server = await serve(mount.routes, origin_check=True)
+    try:
+        await mount.start()
+        await side.learn_cloud()
+        yield side, f"http://127.0.0.1:{server.port}"
+    finally:
+        await mount.stop()
+        await server.close()
+        await cloud.close()
+        await front.stop()
+        await coordinator.close()
+        await remote.close()
+
+
+async def test_each_cloud_model_is_a_target_that_is_asked_by_name(tmp_path: Path) -> None:
+    engines: dict[str, TextEngine] = {name: FakeTextEngine(vocabulary=f"words of {name}") for name in ("a", "b")}
+    async with (
+        device_of(engines, tmp_path, RecordingEmit()) as (side, url),
+        openai.DefaultAsyncHttpxClient(base_url=url, timeout=20.0) as client,
+    ):
+        found = {next(iter(target.models)): target for target in side.targets()}
+        assert set(found) == {"a", "b"} == side.cloud_models
+        for name in ("b", "a"):
+            capabilities = await found[name].engine.capabilities()
+            assert capabilities.vocabulary == f"words of {name}"
+        for name in ("a", "b"):
+            body = {"model": name, "messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "logprobs": True}
+            reply = await client.post("/v1/chat/completions", json=body)
+            assert (reply.status_code, reply.headers["x-midstream-target"]) == (200, "cloud")
+        await side.learn_cloud()
+        assert [target.engine for target in side.targets()] == [found[name].engine for name in ("a", "b")]
+
+
+async def test_a_move_to_the_same_weights_goes_by_ids(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+    """The first answer of a fresh agent, so nothing was asked of the cloud before."""
+    path, emit = model_file(MODEL), RecordingEmit()
+    there = Watched(LlamaServerEngine(path, model=MODEL, context_tokens=512, threads=1))
+    await there.capabilities()
+    flags = {"models_dir": str(path.parent.parent), "text_model": MODEL, "text_threads": 1, "context_tokens": 512}
+    async with (
+        # Slowed, so that the cloud has the time to prepare.
+        device_of({MODEL: there}, tmp_path, emit, slowdown=4.0, **flags) as (side, url),
+        openai.DefaultAsyncHttpxClient(base_url=url, timeout=50.0) as client,
+    ):
+        assert [target.name for target in side.targets()] == ["device", "cloud"]
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me about the Rhine."}]}
+        reply = await client.post("/v1/chat/completions", json={**body, "max_tokens": COUNT, "temperature": 0})
+        assert reply.status_code == 200, reply.text
+    (moved,) = [event for event in emit.events if isinstance(event, HandedOver)]
+    (done,) = [event for event in emit.events if isinstance(event, TextDone)]
+    assert (moved.source, moved.target) == ("device", "cloud")
+    assert done.sides == (("device", moved.index), ("cloud", done.completion_tokens - moved.index))
+    assert [token.index for token in there.given] == list(range(moved.index))
+    assert all(token.id is not None for token in there.given), "the cloud prefilled from text"
+    assert (
+        b"".join(token.data for token in there.given).decode()
+        in json.loads(reply.text)["choices"][0]["message"]["content"]
+    )
