@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from engines.port import Continuation
-from protocol.errors import BadRequest, ContextOverflow, Full
+from protocol.errors import BadRequest, ContextOverflow, Full, Unsupported
 from protocol.text import Message, Prompt, Sampling, TextRequest, Token
 from tests.contract.text_engines import ENGINES, Made
 
@@ -41,13 +41,21 @@ async def take(continuation: Continuation, at: int = 0, count: int = 1000, ackno
     return taken
 
 
+def folded(made: Made, tokens: list[Token]) -> list[Token]:
+    """The tokens with a mark of a full answer put onto the last one, where an engine gives it by itself."""
+    if made.by_text and tokens[-1].finish == "length" and not tokens[-1].data and len(tokens) > 1:
+        return [*tokens[:-2], evolve(tokens[-2], finish="length")]
+    return tokens
+
+
 async def test_indices_are_contiguous_and_the_last_token_ends_the_answer(made: Made) -> None:
     continuation = await made.engine.prepare(ask(logprobs=2), 20)
+    assert made.by_text or continuation.prompt_tokens >= 4
+    tokens = folded(made, await take(continuation))
     assert continuation.prompt_tokens >= 4
-    tokens = await take(continuation)
     assert [token.index for token in tokens] == list(range(COUNT))
     assert [token.finish for token in tokens] == [None] * (COUNT - 1) + ["length"]
-    assert all(token.data and token.id is not None for token in tokens)
+    assert all(token.data and (made.by_text or token.id is not None) for token in tokens)
     assert all(token.logprob is None or token.logprob <= 0 for token in tokens)
     if (await made.engine.capabilities()).logprobs:
         assert all(token.alternatives for token in tokens if token.logprob is not None)
@@ -65,12 +73,12 @@ async def test_an_answer_that_ends_by_itself_says_stop(made: Made) -> None:
 
 @pytest.mark.parametrize("by", ["ids", "text"])
 async def test_an_answer_goes_on_from_a_prefix_and_what_extends_it(made: Made, by: str) -> None:
-    whole = await take(await made.engine.prepare(ask(), 20))
+    whole = folded(made, await take(await made.engine.prepare(ask(), 20)))
     given = whole if by == "ids" else [evolve(token, id=None, logprob=None, margin=None) for token in whole]
     continuation = await made.engine.prepare(ask(prefix=given[:3]), 20)
     await continuation.extend(given[3:5])
     await continuation.extend(given[5:6])
-    rest = await take(continuation, 6)
+    rest = folded(made, await take(continuation, 6))
     assert [token.index for token in rest] == list(range(6, COUNT))
     assert rest[-1].finish == "length"
     if made.exact:
@@ -90,21 +98,26 @@ async def test_generation_pauses_ahead_of_the_consumer(made: Made) -> None:
     async for token in stream:
         continuation.acknowledge(token.index)
         taken.append(token)
-    assert [token.index for token in taken] == list(range(30))
+    assert [token.index for token in folded(made, taken)] == list(range(30))
     await continuation.close()
 
 
 async def test_closing_one_generation_leaves_the_other_alone(made: Made) -> None:
     first, second = await made.engine.prepare(ask(count=400), 20), await made.engine.prepare(ask(count=12), 20)
+    waiting = [asyncio.ensure_future(made.engine.prepare(ask(), 20)) for _ in range(made.room)]
+    await asyncio.sleep(0)
     with pytest.raises(Full) as full:
         await made.engine.prepare(ask(), 20)
     assert full.value.retry_after_s > 0
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
     stream = first.start(0, 500)
     await anext(stream)
     await first.close()
     await first.close()
     assert [token.index async for token in stream][3:] == [], "tokens came after close"
-    assert len(await take(second)) == 12
+    assert len(folded(made, await take(second))) == 12
     assert made.engine.load().running == 0
 
 
@@ -117,7 +130,7 @@ async def test_cancelling_a_prepare_frees_its_place(made: Made) -> None:
     if not preparing.cancelled():
         await preparing.result().close()
     both = [await made.engine.prepare(ask(count=2), 20) for _ in range(made.slots)]
-    assert [len(await take(one)) for one in both] == [2] * made.slots
+    assert [len(folded(made, await take(one))) for one in both] == [2] * made.slots
 
 
 async def test_an_overlong_prompt_is_refused_with_its_numbers(made: Made) -> None:
@@ -130,7 +143,7 @@ async def test_an_overlong_prompt_is_refused_with_its_numbers(made: Made) -> Non
 
 
 async def test_max_tokens_counts_the_prefix(made: Made) -> None:
-    whole = await take(await made.engine.prepare(ask(count=4), 20))
+    whole = folded(made, await take(await made.engine.prepare(ask(count=4), 20)))
     prefix = [evolve(token, finish=None) for token in whole]
     rest = await take(await made.engine.prepare(ask(count=4, prefix=prefix), 20), 4)
     assert [(token.index, token.data, token.finish) for token in rest] == [(4, b"", "length")]
@@ -145,5 +158,9 @@ async def test_a_start_at_another_index_is_refused(made: Made) -> None:
 
 
 async def test_tokenize_is_repeatable(made: Made) -> None:
+    if made.by_text:
+        with pytest.raises(Unsupported):
+            await made.engine.tokenize(b"hello world")
+        return
     ids = await made.engine.tokenize(b"hello world")
     assert ids and ids == await made.engine.tokenize(b"hello world")

@@ -12,14 +12,17 @@ from attrs import frozen
 from engines.fakes_text import FakeTextEngine
 from engines.llama_cpp import EmbeddedLlamaCpp, LlamaCppEngine
 from engines.llama_server import EmbeddedLlamaServer, LlamaServerEngine, LlamaServerUrlEngine
+from engines.openai_compat import OpenAICompatEngine
 from engines.peer import PeerEngine
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import TextEngine
+from engines.queued_text import QueuedTextEngine
 from engines.slowed_text import SlowedTextEngine
 from links.http import HttpLink
 from links.http_server import serve
 from links.memory import MemoryStream, memory_stream_pair
 from links.port import FrameRoute, FrameStream, Request
+from tests.contract.word_server import word_server
 
 ModelFile = Callable[[str], Path]
 HANDOFF_PATH = "/midstream/v1/handoff"
@@ -27,11 +30,17 @@ HANDOFF_PATH = "/midstream/v1/handoff"
 
 @frozen
 class Made:
-    """An engine with what the suite has to know about it. slots: generations at once."""
+    """An engine with what the suite has to know about it.
+
+    slots: generations at once. room: how many more may wait for a slot before the next one is refused. by_text: it
+    gives text alone: no ids and no tokenizer, counts come at the end, and the end of an answer is a mark of its own.
+    """
 
     engine: TextEngine
     exact: bool
     slots: int = 2
+    room: int = 0
+    by_text: bool = False
 
 
 class MemoryPeers:
@@ -100,6 +109,24 @@ async def slowed(model_file: ModelFile) -> AsyncIterator[Made]:
 
 
 @asynccontextmanager
+async def queued(model_file: ModelFile) -> AsyncIterator[Made]:
+    inner = FakeTextEngine(tokens_per_s=2000, capacity=2, context_tokens=512)
+    engine = QueuedTextEngine(inner, slots=2, wait_target_s=1.0)
+    yield Made(engine, exact=True, room=2)
+    await engine.close()
+
+
+@asynccontextmanager
+async def openai_compatible(model_file: ModelFile) -> AsyncIterator[Made]:
+    async with word_server() as url:
+        link = HttpLink("words", url)
+        engine = OpenAICompatEngine(link, "words", max_open=2)
+        yield Made(engine, exact=True, by_text=True)
+        await engine.close()
+        await link.close()
+
+
+@asynccontextmanager
 async def peer_in_memory(model_file: ModelFile) -> AsyncIterator[Made]:
     peers = MemoryPeers(FakeTextEngine(tokens_per_s=2000, capacity=2, context_tokens=512))
     engine = PeerEngine(peers.open)
@@ -159,6 +186,8 @@ async def llama_cpp_in_worker(model_file: ModelFile) -> AsyncIterator[Made]:
 ENGINES: dict[str, Callable[[ModelFile], AbstractAsyncContextManager[Made]]] = {
     "fake": fake,
     "slowed": slowed,
+    "queued": queued,
+    "openai-compatible": openai_compatible,
     "peer-memory": peer_in_memory,
     "peer-websocket": peer_over_websocket,
     "llama-server": llama_server_in_process,
