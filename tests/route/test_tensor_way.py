@@ -367,3 +367,45 @@ async def test_a_second_client_is_not_harmed_by_garbage(near: Device, page: byte
     finally:
         await client.close()
     assert not isinstance(reader, LinkError)
+
+
+async def test_a_transfer_that_stalls_in_its_middle_is_answered_by_the_device_once(
+    slow_near: Device, far: Cloud, slow_user: Client, page: bytes
+) -> None:
+    """The rate falls to nothing while bytes are on their way; no connection breaks."""
+    before = await until(slow_user, slow_near, page, "cloud", model=CLS)
+    count, sent = len(slow_near.done()), far.proxy.up_bytes
+    far.proxy.set_rate(len(page) / 4)
+    asked = asyncio.create_task(slow_user.boxes(page, CLS))
+    while far.proxy.up_bytes <= sent:
+        await asyncio.sleep(0.005)
+    far.proxy.set_rate(0.0)
+    assert far.proxy.up_bytes < sent + len(page), "the picture had arrived before the link stalled"
+    assert (await asked).tolist() == before.tolist()
+    (done,) = slow_near.done()[count:]
+    assert (done.arm, done.status) == ("device", "ok")
+    assert "cloud failed" in done.reason
+    await slow_user.boxes(page, CLS)
+    (switch,) = [s for s in slow_near.events.events if isinstance(s, ArmSwitched)][1:]
+    assert switch.reason.startswith("cloud: link slow: over"), switch.reason
+    assert [event.arm for event in slow_near.done()[count:]] == ["device", "device"], "a stalled link was tried again"
+    far.proxy.set_rate(float("inf"))
+
+
+async def test_requests_during_a_switch_are_answered_once_each(
+    slow_near: Device, far: Cloud, slow_user: Client, page: bytes
+) -> None:
+    before = await until(slow_user, slow_near, page, "cloud", model=CLS)
+    count = len(slow_near.done())
+    far.proxy.set_rate(len(page) / 2)
+    asked = [asyncio.create_task(slow_user.boxes(page, CLS)) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    slow_near.policy[0] = PRIVATE
+    asked += [asyncio.create_task(slow_user.boxes(page, CLS)) for _ in range(4)]
+    answers = await asyncio.gather(*asked)
+    assert all(labels.tolist() == before.tolist() for labels in answers)
+    done = slow_near.done()[count:]
+    assert len(done) == len({event.request_id for event in done}) == 8
+    assert {event.status for event in done} == {"ok"}
+    assert all(event.arm != "cloud" for event in slow_near.done()[-4:])
+    far.proxy.set_rate(float("inf"))
