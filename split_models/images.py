@@ -22,7 +22,11 @@ _NEXT = f"send a JPEG or PNG of at most {MAX_PIXELS // 1_000_000} megapixels"
 
 
 def decode(data: bytes | memoryview, field: str) -> NDArray[np.uint8]:
-    """RGB [height, width, 3] of a JPEG or PNG. Raises BadRequest or TooLarge naming `field`."""
+    """RGB [height, width, 3] of a JPEG or PNG. Raises BadRequest or TooLarge naming `field`.
+
+    Pixels are taken as they are stored: an orientation tag (EXIF) turns nothing, so that answers in pixel coordinates
+    fit the stored picture whatever a viewer does with it. Transparency is dropped.
+    """
     numpy, image_module = _libraries()
     if len(data) > MAX_ENCODED_BYTES:
         raise TooLarge(f"the image is {len(data)} bytes, the maximum is {MAX_ENCODED_BYTES}", field=field)

@@ -17,7 +17,7 @@ from engines.onnx import OnnxRuntime
 from engines.port import TensorModel
 from protocol.errors import BadRequest, ConfigError, EngineError, TooLarge
 from protocol.tensors import Tensor
-from split_models.images import MAX_ENCODED_BYTES, decode, drawn_text, encode
+from split_models.images import MAX_ENCODED_BYTES, MAX_SIDE, decode, drawn_text, encode
 from split_models.recipes import RECIPES, Recipe, recipe
 
 DET_SHAPE, CLS_SHAPE = (1, 3, 480, 480), (1, 3, 48, 192)
@@ -89,6 +89,52 @@ def test_every_colour_mode_is_taken(mode: str) -> None:
     out = io.BytesIO()
     Image.new(mode, (40, 30)).save(out, format="JPEG" if mode == "CMYK" else "PNG")
     assert decode(out.getvalue(), "image").shape == (30, 40, 3)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "P", "L", "RGBA"])
+def test_colours_keep_their_meaning(mode: str) -> None:
+    """White stays white and black black: an inverted CMYK or a lost palette would show here."""
+    picture = Image.new("RGB", (16, 8), "white")
+    picture.paste((0, 0, 0), (0, 0, 8, 8))
+    out = io.BytesIO()
+    picture.convert(mode).save(out, format="JPEG" if mode == "CMYK" else "PNG", quality=95)
+    pixels = decode(out.getvalue(), "image").astype(int)
+    assert pixels[:, :6].max() < 40
+    assert pixels[:, 10:].min() > 215
+
+
+def test_an_orientation_tag_turns_nothing() -> None:
+    """Boxes are in pixels of the stored picture: 16 wide and 8 high, its left half black."""
+    picture = Image.new("RGB", (16, 8), "white")
+    picture.paste((0, 0, 0), (0, 0, 8, 8))
+    tag = Image.Exif()
+    tag[0x0112] = 6
+    out = io.BytesIO()
+    picture.save(out, format="JPEG", quality=95, exif=tag)
+    pixels = decode(out.getvalue(), "image").astype(int)
+    assert pixels.shape == (8, 16, 3)
+    assert pixels[:, :6].max() < 40
+    assert pixels[:, 10:].min() > 215
+
+
+@pytest.mark.parametrize("size", [(1, 1), (MAX_SIDE, 4)])
+def test_the_smallest_and_the_widest_picture_have_an_answer(
+    det: TensorModel, cls: TensorModel, size: tuple[int, int]
+) -> None:
+    picture = encode(np.full((size[1], size[0], 3), 255, dtype=np.uint8), "PNG")
+    boxes, scores = answer(det, "ppocr-det", picture)
+    assert to_array(boxes).shape[1:] == (4, 2)
+    assert len(to_array(boxes)) == len(to_array(scores))
+    labels, _ = answer(cls, "ppocr-cls", picture)
+    assert to_array(labels).tolist() in ([0], [180])
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_a_truncated_jpeg_is_refused(share: float) -> None:
+    whole = jpeg()
+    with pytest.raises(BadRequest, match="cannot be decoded") as raised:
+        decode(whole[: int(len(whole) * share)], "x")
+    assert raised.value.field == "x"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3000)])
