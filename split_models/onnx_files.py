@@ -40,6 +40,8 @@ def load_model(file: Path) -> Any:
         if file.stat().st_size > MAX_MODEL_BYTES:
             raise EngineError(f"{file.name} is over {MAX_MODEL_BYTES} bytes", next_step="serve it whole, without cuts")
         model = onnx.load(str(file))
+    except EngineError:
+        raise
     except OSError as err:
         raise EngineError(f"cannot read {file.name}: {err.strerror}", next_step="pull the model again") from err
     except Exception as err:  # protobuf raises a class of its own per implementation

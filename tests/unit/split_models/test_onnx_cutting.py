@@ -14,7 +14,7 @@ from engines.arrays import to_tensor
 from protocol.errors import ConfigError, EngineError, Unsupported
 from split_models.codec import INT8, RAW, Affine, affine_for, check_codec, dequantise, quantise, wire_bytes
 from split_models.cuts import single_tensor_cuts
-from split_models.onnx_files import graph_of, load_model, with_shapes
+from split_models.onnx_files import MAX_MODEL_BYTES, graph_of, load_model, with_shapes
 from split_models.partition_onnx import Partitioner
 from split_models.prepare_onnx import Prepared, prepare
 
@@ -78,6 +78,42 @@ def test_a_quantised_answer_keeps_its_name(cls: Prepared) -> None:
     output = onnx.load_from_string(parts.tail).graph.output[0]
     assert output.name == cls.graph.outputs[0].name
     assert output.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+
+
+@pytest.mark.parametrize("place", [0, 5, -1])
+def test_a_head_is_a_model_of_its_own_that_holds_nothing_of_the_tail(cls: Prepared, place: int) -> None:
+    """Asking the whole model for an early output runs all of it all the same."""
+    cut = single_tensor_cuts(cls.graph)[place]
+    parts = Partitioner(cls).split(cut, RAW)
+    head, tail = onnx.load_from_string(parts.head).graph, onnx.load_from_string(parts.tail).graph
+    made = [{name for node in graph.node for name in node.output} for graph in (head, tail, cls.proto.graph)]
+    assert [output.name for output in head.output] == [cut.crossing[0].name] == [value.name for value in tail.input]
+    assert made[0] | made[1] == made[2]
+    assert not made[0] & made[1]
+    assert made[1], "there is no tail"
+    weights = [{tensor.name for tensor in graph.initializer} for graph in (head, tail)]
+    assert all(name in weights[0] for node in head.node for name in node.input if name in weights[1])
+
+
+def test_a_model_that_came_back_empty_is_refused(cls: Prepared, tmp_path: Path) -> None:
+    """The file parses and has inputs, outputs and weights; what it lacks is nodes."""
+    hollow = onnx.ModelProto()
+    hollow.CopyFrom(cls.proto)
+    del hollow.graph.node[:]
+    file = tmp_path / "hollow.onnx"
+    file.write_bytes(hollow.SerializeToString())
+    with pytest.raises(EngineError, match="holds no graph"):
+        load_model(file)
+
+
+def test_a_model_over_protobufs_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Beyond it shape inference gives back an empty graph without a word."""
+    file = tmp_path / "huge.onnx"
+    with file.open("wb") as sparse:
+        sparse.truncate(MAX_MODEL_BYTES + 1)
+    with pytest.raises(EngineError, match="is over") as raised:
+        load_model(file)
+    assert "whole" in raised.value.next_step
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", bytes(1000), b"\x08\x07\x12\x00" * 10])
