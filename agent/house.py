@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 import time
@@ -24,7 +25,7 @@ from agent.identity import IdentityStore
 from agent.lifecycle import Track
 from agent.policy import PolicyHolder, PolicyPorts
 from agent.profiler import Profiler
-from agent.registration import Registrar
+from agent.registration import Registrar, keep_registered
 from agent.status import Facts, document
 from agent.supervisor import LifeKeeper, Parts, Supervisor
 from agent.telemetry import PERIOD_S, Counters, report
@@ -39,11 +40,14 @@ from profiles.timing import memory_probe
 from protocol.clock import wall_now
 from protocol.device import Measured
 from protocol.durable import read_durable
-from protocol.errors import LinkError
+from protocol.errors import LinkError, MidstreamError
 from protocol.exposition import Exposition
+
+log = logging.getLogger("midstream.agent")
 
 # Models come by a pull or with a new bundle: rare, and nobody waits for the new measurements.
 MODELS_LOOK_S = 60.0
+OFFERS_LOOK_S = 5.0
 
 
 class House:
@@ -161,7 +165,7 @@ class House:
             health=self.health,
             open_server=self._open_server,
             ways=self.ways,
-            tracks=(self.control.run, self._measure, self._report),
+            tracks=(self.control.run, self._measure, self._offer, self._report),
             drain=self._drain,
             close=self._close,
         )
@@ -185,6 +189,10 @@ class House:
                 await asyncio.sleep(MODELS_LOOK_S)
             self.life.step("profiled", "stale")
 
+    async def _offer(self) -> None:
+        """Whatever this device comes to serve, it registers."""
+        await keep_registered(lambda: self.models, self._register, OFFERS_LOOK_S)
+
     def _probes(self) -> Sequence[Probe]:
         found = [*self.tensors.probes(), *self.texts.probes()]
         return [memory_probe(), *found] if found else []
@@ -205,8 +213,12 @@ class House:
 
     async def _register(self) -> None:
         control = self.control.control
-        if control is not None:
+        if control is None:
+            return
+        try:
             await control.register()
+        except MidstreamError as err:
+            log.warning("not registered: %s", err)
 
     async def _report(self) -> None:
         while True:

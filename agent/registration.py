@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from attrs import evolve, frozen
 
@@ -70,6 +71,22 @@ class Registrar:
             self._left_out = rows
             log.warning("the registration leaves out %d measurements: a document has at most %d bytes",
                         rows, self._max_bytes)  # fmt: skip
+
+
+async def keep_registered(
+    offers: Callable[[], tuple[str, ...]], register: Callable[[], Awaitable[None]], look_s: float
+) -> None:
+    """Call `register` whenever `offers` became another; ends by cancellation.
+
+    Models come by a pull, with a bundle, or when a slow engine has started: nothing says so, and nobody waits for it.
+    """
+    told = offers()
+    while True:
+        await asyncio.sleep(look_s)
+        found = offers()
+        if found != told:
+            told = found
+            await register()
 
 
 def bounded(registration: Registration, max_bytes: int) -> Registration:

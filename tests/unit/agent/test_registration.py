@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from attrs import evolve
 
-from agent.registration import Registrar
+from agent.registration import Registrar, keep_registered
 from protocol.decode import decode
 from protocol.device import DeviceProfile, Measured
 from protocol.documents import Registration
@@ -48,3 +50,23 @@ def test_a_document_within_the_bound_leaves_nothing_out() -> None:
     news = Registrar(lambda: profile, lambda: (), "1").news(1, 0)
     assert news is not None
     assert (len(read(news.document).profile.measured), read(news.document).profile.measured_left_out) == (20, 0)
+
+
+async def test_what_comes_to_be_served_is_registered() -> None:
+    models: list[str] = []
+    registered: list[tuple[str, ...]] = []
+    heard = asyncio.Event()
+
+    async def register() -> None:
+        registered.append(tuple(models))
+        heard.set()
+
+    task = asyncio.create_task(keep_registered(lambda: tuple(models), register, 0.005))
+    await asyncio.sleep(0.03)
+    assert registered == [], "nothing changed"
+    models.append("smollm2-135m")
+    await asyncio.wait_for(heard.wait(), 5)
+    await asyncio.sleep(0.03)
+    assert registered == [("smollm2-135m",)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
