@@ -21,7 +21,9 @@ from cloud_stub.broker_gate import (
     CONNECT_BYTE,
     MAX_CONNECT_BYTES,
     MAX_PACKET_BYTES,
+    NOT_AUTHORISED_V4,
     Connect,
+    Refused,
     device_of,
     judge,
     may_publish,
@@ -154,14 +156,14 @@ class EmbeddedBroker:
             packet = await _read_connect(reader)
         connect = parse_connect(packet)
         refused = judge(connect, name, self._fleet)
+        if refused is None and not self._allowed(name):
+            refused = Refused(NOT_AUTHORISED_V4, "it was revoked")
         if refused is not None:
             # Every MQTT 5 client begins like this and then steps down: no news.
             log.log(logging.DEBUG if connect.level == 5 else logging.INFO, "%s refused: %s", name, refused.reason)
             writer.write(refused.answer)
             await writer.drain()
             return
-        if not self._allowed(name):
-            raise ProtocolError(f"device {name} was revoked")
         await self._serve(name, connect, packet, reader, writer)
 
     async def _serve(
