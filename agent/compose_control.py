@@ -8,6 +8,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from attrs import define, field
 
@@ -29,6 +30,7 @@ from links.http import HttpLink, Sink
 from links.port import Found
 from links.tls import client_context, fingerprint
 from protocol.clock import Clock, WallClock
+from protocol.documents import CoordinatorState
 from protocol.errors import LinkError, MidstreamError
 from protocol.events import Emit
 from protocol.topics import MAX_PAYLOAD_BYTES, Topics
@@ -39,7 +41,7 @@ log = logging.getLogger("midstream.agent")
 SERVICE_TYPE = "_midstream._tcp"
 # Answers come within a second or two from an idle host; a Pi that is loading a model takes longer.
 BROWSE_S = 4.0
-# By convention 1883 is the port of MQTT without TLS; every other port is TLS.
+# By convention; for a broker that this device's own configuration names. Others are told by the coordinator.
 PLAIN_MQTT_PORT = 1883
 SESSION_EXPIRY_S = 86_400
 
@@ -89,6 +91,7 @@ class ControlSide:
     connector: Connector | None = field(default=None, init=False)
     enrolment: Enrolment | None = field(default=None, init=False)
     context: ssl.SSLContext | None = field(default=None, init=False)
+    told_version: Literal[4, 5] | None = field(default=None, init=False)
 
     def open_identity(self) -> None:
         """Take up an enrolment that is on disk: trust its policy keys and the policy kept under them."""
@@ -176,26 +179,43 @@ class ControlSide:
         self.on_link(link)
         await self.cloud.point_to(link)
 
-    def _broker_tls(self, port: int) -> bool:
-        return port != PLAIN_MQTT_PORT if self.config.broker_tls is None else self.config.broker_tls
+    def _broker_tls(self, enrolment: Enrolment, port: int) -> bool:
+        if self.config.broker_tls is not None:
+            return self.config.broker_tls
+        return port != PLAIN_MQTT_PORT if self.config.broker else enrolment.broker_tls
+
+    def _broker_version(self, enrolment: Enrolment) -> Literal[4, 5]:
+        """What to try first: the coordinator knows of its own broker only."""
+        if self.config.broker:
+            return 5
+        return self.told_version or enrolment.broker_version
+
+    def _on_coordinator(self, state: CoordinatorState) -> None:
+        self.told_version = state.broker_version
+        if self.connector is not None:
+            self.connector.on_coordinator(state)
 
     def _open_session(self, host: str, port: int) -> Control:
         # The MQTT library is not on the way to READY.
         from links.mqtt import MqttChannel, MqttSettings
 
         assert self.enrolment is not None and self.connector is not None
-        topics = Topics(self.enrolment.fleet, self.device_id)
+        enrolment = self.enrolment
+        topics = Topics(enrolment.fleet, self.device_id)
         epoch = next_epoch(self.config.state_dir / "epoch")
         settings = MqttSettings(
             host=host,
             port=port,
             client_id=self.device_id,
-            username=self.enrolment.mqtt_username,
-            password=self.enrolment.mqtt_password,
-            ssl=self.context if self._broker_tls(port) else None,
+            username=enrolment.mqtt_username,
+            password=enrolment.mqtt_password,
+            ssl=self.context if self._broker_tls(enrolment, port) else None,
             will=will(topics, epoch, self.boot),
             session_expiry_s=SESSION_EXPIRY_S,
             max_payload_bytes=MAX_PAYLOAD_BYTES,
+            # What waits for one fleet must not be told to another.
+            outbox_path=self.config.state_dir / f"outbox-{enrolment.fleet}.sqlite",
+            version=self._broker_version(enrolment),
         )
         channel = MqttChannel(settings, self.clock, random.Random(), self.emit)
         return Control(
@@ -207,7 +227,7 @@ class ControlSide:
             registrar=self.registrar,
             ports=ControlPorts(
                 on_state=self.connector.on_state,
-                on_coordinator=self.connector.on_coordinator,
+                on_coordinator=self._on_coordinator,
                 on_deaf=self.connector.on_deaf,
                 wall=self.wall,
             ),

@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from attrs import field, frozen
 
@@ -37,6 +38,8 @@ class Enrolment:
     coordinator_port: int
     broker_host: str | None
     broker_port: int
+    broker_tls: bool = True
+    broker_version: Literal[4, 5] = 5
     mqtt_username: str | None = None
     mqtt_password: str | None = field(default=None, repr=False)
     schema: str = SCHEMA
@@ -115,6 +118,8 @@ class IdentityStore:
             coordinator_port=port,
             broker_host=answer.broker_host,
             broker_port=answer.broker_port,
+            broker_tls=answer.broker_tls,
+            broker_version=answer.broker_version,
             mqtt_username=answer.mqtt_username,
             mqtt_password=answer.mqtt_password,
         )

@@ -113,7 +113,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("expose", _flag, "allow a `host` that is not a loopback address"),
     Setting("coordinator", parse_address, "static address of the coordinator, host:port; tried before anything found"),
     Setting("broker", parse_address, "MQTT broker, host:port; overrides what the coordinator names"),
-    Setting("broker_tls", _flag, "whether the broker speaks TLS; by default all do, except on port 1883"),
+    Setting("broker_tls", _flag, "whether the broker speaks TLS; by default as the coordinator says"),
     Setting("join_token", _text, "one-time token that the coordinator printed"),
     Setting("mdns", _flag, "look for the coordinator on the local network"),
     Setting("mdns_interfaces", _names, "addresses of the interfaces that mDNS uses; all when absent"),

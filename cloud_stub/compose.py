@@ -21,7 +21,7 @@ from cloud_stub.broker import EmbeddedBroker
 from cloud_stub.certificates import DAY_S
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.coordinator import Coordinator, goodbye
-from cloud_stub.enrolment import BrokerAddress, Enrolment
+from cloud_stub.enrolment import EMBEDDED_BROKER_VERSION, BrokerAddress, Enrolment
 from cloud_stub.http import assemble, member_routes, open_routes
 from cloud_stub.join_secrets import JoinSecrets
 from cloud_stub.publishing import Publisher
@@ -45,6 +45,7 @@ from protocol.trust import JoinToken, encode_join
 log = logging.getLogger("midstream.coordinator")
 
 RUN_FILE = "run.json"
+CHECKPOINT_S = 60.0
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Takes one machine-readable record; never blocks."""
@@ -149,7 +150,8 @@ class CoordinatorHouse:
             ssl=client_context(ca_pem, own, own) if url is None or url.tls else None,
             will=goodbye(self.config.fleet),
             max_payload_bytes=MAX_PAYLOAD_BYTES,
-            version=5 if url else 4,
+            outbox_path=self.config.state_dir / "outbox.sqlite",
+            version=5 if url else EMBEDDED_BROKER_VERSION,
         )
 
     def _open_ways(self, stack: contextlib.AsyncExitStack) -> None:
@@ -199,6 +201,7 @@ class CoordinatorHouse:
         if self.config.models or len(self.text.models) == 1:
             self._spawn(self.text.warm())
         self._spawn(self._keep_certificates())
+        self._spawn(self._keep_registry())
         if self.config.mdns:
             self._spawn(self._announce())
 
@@ -226,11 +229,21 @@ class CoordinatorHouse:
             except ConfigError as err:
                 log.warning("cannot renew the certificates: %s", err)
 
+    async def _keep_registry(self) -> None:
+        """Bring what was written into the database's main file, where waiting for the disk holds nobody up."""
+        while True:
+            await asyncio.sleep(CHECKPOINT_S)
+            try:
+                await asyncio.to_thread(self.registry.checkpoint)
+            except ConfigError as err:
+                log.warning("%s", err)
+
     def state(self) -> CoordinatorState:
         """What the broker retains of us."""
         return CoordinatorState(
             addresses=self.addresses, port=self.port, broker_port=self.broker_port,
             fingerprint=self.authority.ca_fingerprint, epoch=self.authority.record.run,
+            broker_version=5 if self.config.broker_url else EMBEDDED_BROKER_VERSION,
         )  # fmt: skip
 
     def status(self) -> Mapping[str, Any]:
@@ -273,7 +286,9 @@ class CoordinatorHouse:
 
     def _broker_address(self) -> BrokerAddress:
         url = self.config.broker_url
-        return BrokerAddress(url.host if url else None, self.broker_port)
+        if url is None:
+            return BrokerAddress(None, self.broker_port, version=EMBEDDED_BROKER_VERSION)
+        return BrokerAddress(url.host, self.broker_port, tls=url.tls)
 
     def _on_bundle(self, model: str) -> None:
         self._tell({"event": "bundle", "model": model})

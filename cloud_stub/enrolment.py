@@ -7,6 +7,7 @@ secret is bound durably before the certificate is given away, so a crash can onl
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from attrs import frozen
 
@@ -20,13 +21,21 @@ from protocol.documents import JOIN_SCHEMA, JoinAnswer, JoinRequest
 from protocol.errors import NotAllowed
 from protocol.topics import check_id
 
+EMBEDDED_BROKER_VERSION: Literal[4] = 4
+"""amqtt speaks MQTT 3.1.1; devices are told, so that they need not find out by waiting for it."""
+
 
 @frozen
 class BrokerAddress:
-    """Where devices find the broker; host None: at the coordinator's own address."""
+    """Where devices find the broker, and how it is spoken to; host None: at the coordinator's own address.
+
+    version: the newest MQTT version it speaks: 5, or 4 for 3.1.1.
+    """
 
     host: str | None
     port: int
+    tls: bool = True
+    version: Literal[4, 5] = 5
 
 
 class Enrolment:
@@ -67,6 +76,8 @@ class Enrolment:
             fleet=self._authority.fleet,
             broker_port=broker.port,
             broker_host=broker.host,
+            broker_tls=broker.tls,
+            broker_version=broker.version,
         )
 
     def _check_known(self, device_id: str, key_sha256: str) -> None:

@@ -10,6 +10,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,9 @@ log = logging.getLogger("midstream.coordinator")
 
 MAX_DEVICES = 100_000
 """Rows of one embedded registry; a fleet beyond this uses another implementation of the port."""
+
+LATEST_CHECKPOINT_PAGES = 8_192
+"""32 MB: so large the log grows when nobody calls `checkpoint`; then a write does it."""
 
 MAX_HISTORY = 1_000
 """Policy documents kept; older ones are dropped."""
@@ -102,6 +106,7 @@ class DeviceRegistry(Protocol):
     def note_reported(self, device_id: str, reported: Reported, now_s: float) -> None: ...
     def add_policy(self, policy: PublishedPolicy) -> None: ...
     def policies(self) -> Sequence[PublishedPolicy]: ...
+    def checkpoint(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -114,16 +119,30 @@ def supersedes(incoming: Presence, held: Presence | None) -> bool:
 
 
 class SqliteRegistry:
-    """DeviceRegistry in one SQLite file; one thread at a time."""
+    """DeviceRegistry in one SQLite file; one thread at a time.
+
+    A write goes to the log and does not wait for the disk, so that an event loop can do it; `checkpoint` does.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._db = open_sqlite(path, _MIGRATIONS)
         try:
+            self._do(f"PRAGMA wal_autocheckpoint={LATEST_CHECKPOINT_PAGES}", ())
             self._check()
         except BaseException:
             self._db.close()
             raise
+
+    def checkpoint(self) -> None:
+        """Move the log into the main file: the one step that waits for the disk. May run beside all other calls, in a
+        thread, over a connection of its own. Raises ConfigError.
+        """
+        try:
+            with closing(sqlite3.connect(self._path, timeout=1.0)) as own:
+                own.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as err:
+            raise self._error(err) from err
 
     def device(self, device_id: str) -> Device | None:
         rows = self._all(f"SELECT {_COLUMNS} FROM devices WHERE device_id=?", (device_id,))

@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from links.mqtt_connection import Connection
 from links.mqtt_settings import MqttSettings
@@ -49,9 +50,12 @@ class MqttChannel:
         self._clock = clock
         self._rng = rng or random.Random()
         self._emit = emit
+        # One thread, begun with the first write: the disk must not hold up the event loop, nor writes overtake others.
+        self._writer = ThreadPoolExecutor(1, "mqtt outbox") if settings.outbox_path is not None else None
         self._outbox = Outbox(
-            settings.outbox_path, max_count=settings.outbox_count, max_bytes=settings.outbox_bytes, clock=clock
-        )
+            settings.outbox_path, max_count=settings.outbox_count, max_bytes=settings.outbox_bytes, clock=clock,
+            worker=self._writer,
+        )  # fmt: skip
         self._session = Session(version=settings.version, proven=settings.version == 4)
         self._handlers: dict[str, list[Handler]] = {}
         self._unwanted: set[str] = set()
@@ -113,8 +117,9 @@ class MqttChannel:
                 pass
             finally:
                 self._waiters.pop(message.number, None)
-        if durable:
-            self._outbox.keep(message.number)
+        written = self._outbox.keep(message.number) if durable else None
+        if written is not None:
+            await asyncio.shield(asyncio.wrap_future(written))
 
     async def subscribe(self, pattern: str, handler: Handler) -> Unsubscribe:
         """Handle messages on `pattern`; retained ones come at once, and again after each reconnect.
@@ -172,8 +177,13 @@ class MqttChannel:
         if connection is not None:
             connection.drop()
         self._connection = None
-        self._outbox.close()
+        await asyncio.to_thread(self._close_outbox)
         self._move(Session(version=self._session.version), "closed")
+
+    def _close_outbox(self) -> None:
+        self._outbox.close()
+        if self._writer is not None:
+            self._writer.shutdown()
 
     async def _run(self) -> None:
         """Dial, serve, wait, again; ends by cancellation alone."""

@@ -1,6 +1,7 @@
 """A bounded, expiring queue of messages to publish; what it has kept on disk survives the death of the process.
 
-A message that the broker acknowledges at once never touches the disk: only `keep` writes. Not thread-safe.
+A message that the broker acknowledges at once never touches the disk: only `keep` writes. Not thread-safe; the database
+belongs to the worker, one thread that keeps the order of the writes, so that an event loop never waits for the disk.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from attrs import define, field, frozen
@@ -60,6 +63,7 @@ class Outbox:
 
     Args:
         path: database file, made when something is first kept; None keeps everything in memory.
+        worker: runs the writes, one at a time in order; None writes at once.
         max_count, max_bytes: what fits. When it is full, the oldest messages that may expire make room; when there are
             none, `add` raises Full.
     """
@@ -72,12 +76,15 @@ class Outbox:
         max_bytes: int = 4 << 20,
         clock: Clock = time.monotonic,
         wall: WallClock = wall_now,
+        worker: Executor | None = None,
     ) -> None:
         self._path = path
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._clock = clock
         self._wall = wall
+        self._worker = worker
+        self._closed = False
         self._slots: dict[int, _Slot] = {}
         self._bytes = 0
         self._next = 1
@@ -106,19 +113,27 @@ class Outbox:
         self._insert(message, on_disk=False)
         return message
 
-    def keep(self, number: int) -> None:
-        """Write a queued message to disk. A disk that cannot take it leaves the message in memory, with a warning."""
+    def keep(self, number: int) -> Future[None] | None:
+        """Write a queued message to disk; the future ends when it is there, None: nothing is left to wait for.
+
+        A disk that cannot take it leaves the message in memory, with a warning.
+        """
         slot = self._slots.get(number)
-        if slot is None or slot.on_disk or self._path is None:
-            return
+        if slot is None or slot.on_disk or self._path is None or self._closed:
+            return None
         message, now = slot.message, self._wall()
         left_s = None if message.expires_at_s is None else message.expires_at_s - self._clock()
         row = (number, message.topic, message.payload, message.retain, left_s, now.unix_s, now.trusted)
-        try:
-            self._open().execute("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            slot.on_disk = True
-        except (sqlite3.Error, ConfigError) as err:
-            log.warning("message %d stays in memory only: %s", number, err)
+        slot.on_disk = True
+
+        def write() -> None:
+            try:
+                self._open().execute("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            except (sqlite3.Error, ConfigError) as err:
+                slot.on_disk = False
+                log.warning("message %d stays in memory only: %s", number, err)
+
+        return self._submit(write)
 
     def done(self, number: int) -> None:
         """Forget a message: it was acknowledged, replaced or expired."""
@@ -126,9 +141,8 @@ class Outbox:
         if slot is None:
             return
         self._bytes -= slot.message.size_bytes
-        if slot.on_disk and self._database is not None:
-            with contextlib.suppress(sqlite3.Error):  # sent once more after a restart: delivery is at least once
-                self._database.execute("DELETE FROM message WHERE number = ?", (number,))
+        if slot.on_disk and not self._closed:
+            self._submit(lambda: self._delete(number))
 
     def pending(self) -> list[Queued]:
         """What waits, oldest first; expired messages are dropped."""
@@ -141,9 +155,26 @@ class Outbox:
         return [slot.message for slot in self._slots.values()]
 
     def close(self) -> None:
-        """Keep everything that waits, then close the file."""
+        """Keep everything that waits, then close the file; blocks until all is written. Nothing is kept after it."""
         for message in self.pending():
             self.keep(message.number)
+        self._closed = True
+        done = self._submit(self._close_database)
+        if done is not None:
+            done.result()
+
+    def _submit(self, work: Callable[[], None]) -> Future[None] | None:
+        if self._worker is not None:
+            return self._worker.submit(work)
+        work()
+        return None
+
+    def _delete(self, number: int) -> None:
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):  # sent once more after a restart: delivery is at least once
+                self._database.execute("DELETE FROM message WHERE number = ?", (number,))
+
+    def _close_database(self) -> None:
         database, self._database = self._database, None
         if database is not None:
             database.close()

@@ -19,6 +19,7 @@ REPORTED_SCHEMA = "midstream.reported/1.0"
 TELEMETRY_SCHEMA = "midstream.telemetry/1.0"
 COMMAND_SCHEMA = "midstream.command/1.0"
 JOIN_SCHEMA = "midstream.join/1.0"
+INFO_SCHEMA = "midstream.info/1.0"
 
 
 @frozen(kw_only=True)
@@ -37,13 +38,17 @@ class Presence:
 
 @frozen(kw_only=True)
 class CoordinatorState:
-    """Retained on `_coord/state`: where the coordinator is reached. Candidates only: TLS identity decides."""
+    """Retained on `_coord/state`: where the coordinator is reached. Candidates only: TLS identity decides.
+
+    broker_version: the newest MQTT version that its broker speaks: 5, or 4 for 3.1.1.
+    """
 
     addresses: tuple[str, ...]
     port: int
     broker_port: int
     fingerprint: str
     epoch: int
+    broker_version: Literal[4, 5] = 5
     schema: str = COORDINATOR_SCHEMA
 
 
@@ -116,7 +121,8 @@ class JoinRequest:
 class JoinAnswer:
     """The certificate and what to trust from now on. `policy_keys`: key id -> Ed25519 public key (32 bytes).
 
-    broker_host None: the coordinator's own address. Credentials are for brokers without client certificates.
+    broker_host None: the coordinator's own address. broker_tls: whether the broker expects TLS. broker_version: the
+    newest MQTT version it speaks: 5, or 4 for 3.1.1. Credentials are for brokers without client certificates.
     """
 
     cert_pem: str
@@ -125,6 +131,20 @@ class JoinAnswer:
     fleet: str
     broker_port: int
     broker_host: str | None = None
+    broker_tls: bool = True
+    broker_version: Literal[4, 5] = 5
     mqtt_username: str | None = None
     mqtt_password: str | None = field(default=None, repr=False)
     schema: str = JOIN_SCHEMA
+
+
+@frozen(kw_only=True)
+class CoordinatorInfo:
+    """GET /midstream/v1/info, for members of the fleet: where the broker is now, in the terms of the join answer."""
+
+    fleet: str
+    broker_port: int
+    broker_host: str | None = None
+    broker_tls: bool = True
+    broker_version: Literal[4, 5] = 5
+    schema: str = INFO_SCHEMA

@@ -23,6 +23,7 @@ from cloud_stub.admin_client import AdminClient
 from cloud_stub.compose import CoordinatorHouse
 from cloud_stub.config import CoordinatorConfig
 from links.http import HttpLink
+from links.mqtt import MqttChannel
 from links.port import Reply
 from links.tls import client_context, fetch_peer_certificate
 from protocol.decode import decode, encode
@@ -106,6 +107,7 @@ async def test_joining_as_the_join_string_says(tmp_path: Path) -> None:
         answer = decode(JoinAnswer, (await coordinator.join(device, token.secret)).body, what="answer")
         assert token.policy_key in answer.policy_keys.values()
         assert answer.broker_port == coordinator.house.broker_port
+        assert (answer.broker_tls, answer.broker_version, coordinator.house.state().broker_version) == (True, 4, 4)
         files = device.write(tmp_path, answer.cert_pem)
         assert (await coordinator.get("/midstream/v1/status", files=files)).status == 200
         assert (await coordinator.join(device, token.secret)).status == 200, "the same device may ask again"
@@ -221,6 +223,11 @@ async def test_the_real_agent_joins_registers_and_takes_policy(tmp_path: Path) -
         config = config_for(tmp_path / "agent", join_token=coordinator.house.join_string())
         async with RunningHouse(config) as agent:
             await agent.until_state("connected")
+            assert agent.house.control.control is not None
+            channel = agent.house.control.control._channel
+            assert isinstance(channel, MqttChannel)
+            assert channel._settings.version == 4, "what the broker speaks is told, not found out"
+            assert channel._settings.outbox_path == config.state_dir / "outbox-default.sqlite"
             client = AdminClient(coordinator.house.config.state_dir)
             async with asyncio.timeout(20):
                 while not (devices := (await client.ask("GET", "/devices"))["devices"]) or devices[0]["cores"] is None:
@@ -343,8 +350,19 @@ async def test_a_foreign_broker_that_is_away_costs_nothing_else(tmp_path: Path) 
         assert (await coordinator.get("/healthz")).status == 200
         answer = decode(JoinAnswer, (await coordinator.join(new_device())).body, what="answer")
         assert (answer.broker_host, answer.broker_port) == ("127.0.0.1", 1)
+        assert (answer.broker_tls, answer.broker_version) == (True, 5)
         published = await AdminClient(coordinator.house.config.state_dir).ask("POST", "/policy", b"")
         assert published["broker"] == "down"
+
+
+async def test_a_plain_broker_on_any_port_is_told_to_devices(tmp_path: Path, mosquitto: Broker) -> None:
+    async with running(tmp_path, broker=f"mqtt://127.0.0.1:{mosquitto.port}") as coordinator:
+        config = config_for(tmp_path / "agent", join_token=coordinator.house.join_string())
+        async with RunningHouse(config) as agent:
+            await agent.until_state("connected")
+            enrolment = agent.house.control.enrolment
+            assert enrolment is not None
+            assert (enrolment.broker_tls, enrolment.broker_version) == (False, 5)
 
 
 async def test_without_a_coordinator_the_verbs_say_so(tmp_path: Path) -> None:

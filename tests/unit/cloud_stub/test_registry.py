@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,24 @@ def test_policy_history_is_newest_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         registry.add_policy(PublishedPolicy(2, 1, NOW_S, "", b"{}"))
     registry.close()
+
+
+def test_checkpoints_run_beside_readers_and_writers_and_empty_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    registry = SqliteRegistry(path)
+    try:
+        main_bytes = path.read_bytes()
+        for number in range(300):
+            registry.note_presence(f"pi-{number}", birth(number), 1.0)
+        assert path.read_bytes() == main_bytes, "writes go to the log alone"
+        with ThreadPoolExecutor(1) as thread:
+            ended = thread.submit(registry.checkpoint)
+            registry.note_presence("pi-last", birth(1), 2.0)
+            ended.result(10)
+        assert path.read_bytes() != main_bytes
+        assert registry.counts().devices == 301
+    finally:
+        registry.close()
+    again = SqliteRegistry(path)
+    assert again.counts().online == 301
+    again.close()

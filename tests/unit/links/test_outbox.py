@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -148,6 +151,27 @@ def test_kept_messages_survive_kill_9(tmp_path: Path) -> None:
     box = Outbox(path)
     assert _payloads(box) == [str(i).encode() for i in range(100)]
     box.close()
+
+
+def test_a_disk_that_is_busy_holds_nobody_up_and_writes_keep_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with ThreadPoolExecutor(1) as worker:
+        box = Outbox(path, worker=worker)
+        first = box.keep(box.add("t", b"0", False, None).number)
+        assert first is not None
+        first.result(5)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            kept = [box.keep(box.add("t", str(number).encode(), False, None).number) for number in range(1, 20)]
+            for number in range(1, 6):
+                box.done(number)
+            assert not any(future.done() for future in kept if future), "all of them wait, and we do not"
+            other.execute("COMMIT")
+        box.close()
+        assert box.keep(box.add("t", b"late", False, None).number) is None, "what comes after the end is not kept"
+    again = Outbox(path)
+    assert _payloads(again) == [str(number).encode() for number in range(5, 20)]
+    again.close()
 
 
 @pytest.mark.parametrize("content", [b"this is not a database" * 100, b""])
