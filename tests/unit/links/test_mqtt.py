@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -123,6 +125,38 @@ async def test_messages_of_a_dead_process_are_sent_by_the_next(mosquitto: Broker
             pi.start()
             await _until(lambda: len(got) == 40)
     assert got == [str(number).encode() for number in range(40)]
+
+
+_PUBLISH_AND_DIE = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from links.mqtt import MqttChannel, MqttSettings
+
+async def main():
+    channel = MqttChannel(MqttSettings("127.0.0.1", int(sys.argv[1]), "pi", outbox_path=Path(sys.argv[2])))
+    for number in range(10):
+        await channel.publish("t", str(number).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_was_published_offline_survives_kill_9_of_the_whole_process(
+    mosquitto: Broker, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    path = tmp_path / "outbox.db"
+    command = [sys.executable, "-c", _PUBLISH_AND_DIE, str(free_port()), str(path)]
+    process = await asyncio.create_subprocess_exec(*command, cwd=Path(__file__).resolve().parents[3])
+    assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
+    got: list[bytes] = []
+    async with channel_to(mosquitto.port, "watcher") as watcher:
+        await watcher.subscribe("t", lambda d: got.append(d.payload))
+        await _until(lambda: watcher.state == "up")
+        async with channel_to(mosquitto.port, "pi", outbox_path=path) as pi:
+            pi.start()
+            await _until(lambda: len(got) == 10)
+    assert got == [str(number).encode() for number in range(10)]
 
 
 async def test_short_lived_messages_are_not_written_to_disk(free_port: Callable[[], int], tmp_path: Path) -> None:
