@@ -14,7 +14,7 @@ from engines.chat_template import render
 from engines.credit import Credit
 from engines.gguf import read_metadata
 from engines.llama_cpp_native import NativeModel
-from engines.llama_cpp_owner import ContextOwner, Generation, evaluate
+from engines.llama_cpp_owner import ContextOwner, Generation
 from engines.llama_server import default_threads
 from engines.pieces import unfinished_bytes
 from engines.port import Continuation, EngineLoad, TextEngine
@@ -110,15 +110,6 @@ class EmbeddedLlamaCpp:
             owner, self._owner = self._owner, None
         if owner is not None:
             await asyncio.to_thread(owner.close)
-
-    async def evaluate(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
-        """Per answer token, nats from it up to the best token, in one pass over prompt and answer (0: the best)."""
-        return await self._call(lambda model: evaluate(model, self._slots, prompt_ids, answer_ids))
-
-    async def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """The ids that `prepare` would prefill for this prompt."""
-        await self._ready()
-        return await self._prompt_ids(prompt)
 
     async def _ready(self) -> ContextOwner:
         async with self._loading:

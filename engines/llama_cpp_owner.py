@@ -17,7 +17,7 @@ from attrs import evolve
 
 from engines.llama_cpp_native import BATCH_TOKENS, Aborted, Entry, NativeModel, NoRoom
 from engines.sampling import Chosen, Sampler
-from protocol.errors import ContextOverflow, EngineError, MidstreamError
+from protocol.errors import EngineError, MidstreamError
 from protocol.text import Sampling
 
 if TYPE_CHECKING:
@@ -305,27 +305,6 @@ class ContextOwner:
     def _should_abort(self) -> bool:
         users = self._in_batch
         return self._closed or (bool(users) and all(one.over for one in users))
-
-
-def evaluate(model: NativeModel, sequence: int, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-    """Per answer token, how far its logprob lies below the best one, from one pass over prompt and answer."""
-    ids = [*prompt, *answer]
-    if len(ids) > model.context_tokens:
-        raise ContextOverflow(prompt_tokens=len(ids), context_tokens=model.context_tokens)
-    model.keep(sequence, 0)
-    gaps: list[float] = []
-    try:
-        for at in range(0, len(ids), BATCH_TOKENS):
-            part = range(at, min(at + BATCH_TOKENS, len(ids)))
-            wanted = [len(prompt) - 1 <= place < len(ids) - 1 for place in part]
-            model.decode([Entry(ids[place], place, sequence, wants) for place, wants in zip(part, wanted, strict=True)])
-            for offset, wants in enumerate(wanted):
-                if wants:
-                    logits = model.logits(offset)
-                    gaps.append(float(logits.max() - logits[ids[at + offset + 1]]))
-    finally:
-        model.keep(sequence, 0)
-    return gaps
 
 
 def _busy(sequence: Generation) -> bool:

@@ -96,10 +96,6 @@ class ModelPool:
         self._tick = 0
 
     @property
-    def budget_bytes(self) -> int:
-        return self._budget_bytes
-
-    @property
     def used_bytes(self) -> int:
         """Memory counted for loaded and loading models."""
         with self._lock:

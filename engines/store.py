@@ -65,10 +65,6 @@ class ModelStore:
         self._measure_free = measure_free
         self._lock_wait_s = lock_wait_s
 
-    def entries(self) -> tuple[CatalogueEntry, ...]:
-        """Every known model: the catalogue's and those added, by name."""
-        return tuple(stored.entry for stored in self.list())
-
     def list(self) -> tuple[Stored, ...]:
         """Every known model with where it is, by name."""
         names = set(self._catalogue) | {folder.name for folder in self._folders()}

@@ -172,18 +172,6 @@ async def test_a_truncated_model_is_an_engine_error_in_a_worker(tmp_path: Path, 
     await engine.close()
 
 
-@pytest.mark.llama_native
-async def test_one_pass_agrees_with_greedy_steps(model_file: ModelFile) -> None:
-    engine = EmbeddedLlamaCpp(model_file("smollm2-135m"), context_tokens=256, slots=1)
-    prompt = await engine.prompt_ids("Once upon a time")
-    tokens = await take(await engine.prepare(ask("Once upon a time", 16), 30))
-    gaps = await engine.evaluate(prompt, [token.id for token in tokens if token.id is not None])
-    assert len(gaps) == 16 and min(gaps) >= 0 and max(gaps) < 0.25
-    wrong = await engine.evaluate(prompt, [0] * 4)
-    assert min(wrong) > 1.0
-    await engine.close()
-
-
 @pytest.mark.parametrize("name", list(CLASSES))
 async def test_the_catalogues_template_serves_a_file_without_one(model_file: ModelFile, name: str) -> None:
     template = "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
