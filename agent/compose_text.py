@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
@@ -25,7 +26,7 @@ from links.port import Mount
 from profiles.benchmark import Probe, best_threads
 from protocol.clock import Clock
 from protocol.device import Measured
-from protocol.errors import ConfigError, MidstreamError
+from protocol.errors import ConfigError, MidstreamError, NotFound
 from protocol.events import Emit, ignore
 from protocol.policy import Policy
 from protocol.text import Sampling, TextRequest
@@ -71,6 +72,7 @@ class TextSide:
         self._device: QueuedTextEngine | None = None
         self._peer = PeerEngine(lambda: cloud.open(HANDOFF_PATH), name="cloud", resume_s=RESUME_S)
         self._at_cloud: dict[str, PeerEngine] = {}
+        self._server: HttpLink | None = None
         self.settled = asyncio.Event()
 
     @property
@@ -124,6 +126,7 @@ class TextSide:
                 await _warm_up(engine, self._config.text_model)
             except BaseException:
                 await engine.close()
+                await self._leave_server()
                 raise
         except MidstreamError as err:
             self._health.warn("text_model", f"{self._config.text_model}: {err.message}", err.next_step)
@@ -159,6 +162,7 @@ class TextSide:
         await self._peer.close()
         if device is not None:
             await device.close()
+        await self._leave_server()
 
     def set_wait_target(self, seconds: float) -> None:
         """Answers of this device may be waited for this long from now on."""
@@ -168,7 +172,7 @@ class TextSide:
     def probes(self) -> Sequence[Probe]:
         """Prefill and decode over thread counts, on engines of their own."""
         config, model = self._config, self._config.text_model
-        if model is None or config.text_engine == "openai_compat" or self._device is None:
+        if model is None or self._by_url or self._device is None:
             return ()
         cores = os.cpu_count() or 1
         counts = (config.text_threads,) if config.text_threads else tuple(dict.fromkeys((max(1, cores - 1), 1, cores)))
@@ -184,15 +188,23 @@ class TextSide:
 
     def digests(self) -> frozenset[str]:
         """What those are measured of."""
-        served = self._config.text_model if self._device is not None else None
+        served = self._config.text_model if self._device is not None and not self._by_url else None
         return frozenset({self._store.entry(served).sha256}) if served else frozenset()
 
     def _threads(self, model: str) -> int:
         """Configured, else the fewest of the fastest as measured before, else the engine's own choice."""
-        if self._config.text_threads:
+        if self._config.text_threads or self._by_url:
             return self._config.text_threads
         digest = self._store.entry(model).sha256
         return best_threads(self._measured(), digest, self._config.text_engine, "decode") or 0
+
+    @property
+    def _by_url(self) -> bool:
+        """Whether the engine is a server that somebody else runs."""
+        config = self._config
+        return config.text_engine == "openai_compat" or (
+            config.text_engine == "llama_server" and config.text_url is not None
+        )
 
     @property
     def _slots(self) -> int:
@@ -201,16 +213,11 @@ class TextSide:
 
     def _make(self, model: str, threads: int) -> TextEngine:
         config = self._config
-        kind = engine_class(config.text_engine)
         engine: TextEngine
-        if config.text_engine == "openai_compat":
-            if config.text_url is None:
-                raise ConfigError(
-                    "text_engine openai_compat needs text_url", next_step="set text_url = http://host:port"
-                )
-            engine = kind(HttpLink("text-server", config.text_url), model, None, max_open=self._slots)
+        if self._by_url:
+            engine = self._make_by_url(model)
         else:
-            engine = kind(
+            engine = engine_class(config.text_engine)(
                 self._store.path(model),
                 model=model,
                 context_tokens=config.context_tokens,
@@ -224,6 +231,30 @@ class TextSide:
             engine = SlowedTextEngine(engine, config.slowdown)
         return engine
 
+    def _make_by_url(self, model: str) -> TextEngine:
+        config = self._config
+        if config.text_url is None:
+            raise ConfigError("text_engine openai_compat needs text_url", next_step="set text_url = http://host:port")
+        link = self._server = HttpLink("text-server", config.text_url)
+        made: TextEngine
+        if config.text_engine == "openai_compat":
+            made = engine_class("openai_compat")(link, model, None, max_open=self._slots)
+        else:
+            made = engine_class("llama_server_url")(link, model_file=self._file(model), slots=self._slots)
+        return made
+
+    def _file(self, model: str) -> Path | None:
+        """The model's file where it is here too: then token ids may cross."""
+        try:
+            return self._store.path(model)
+        except NotFound:
+            return None
+
+    async def _leave_server(self) -> None:
+        link, self._server = self._server, None
+        if link is not None:
+            await link.close()
+
 
 async def _warm_up(engine: TextEngine, model: str) -> None:
     """One token: brings the weights into memory, so that the first answer does not look like a stalled one."""
@@ -231,6 +262,8 @@ async def _warm_up(engine: TextEngine, model: str) -> None:
     continuation = await engine.prepare(request, WARM_UP_S)
     try:
         async for token in continuation.start(0, 1):
+            # Some engines end with a mark of its own, which wants credit like every token.
+            continuation.acknowledge(token.index)
             if token.finish is not None:
                 break
     finally:

@@ -17,7 +17,7 @@ from agent.health import Health
 from cloud_stub.text import TextHouse
 from engines.catalogue import load_catalogue
 from engines.fakes_text import FakeTextEngine
-from engines.llama_server import LlamaServerEngine
+from engines.llama_server import LlamaServerEngine, LlamaServerUrlEngine
 from engines.port import Continuation, EngineLoad, TextEngine
 from engines.store import ModelStore
 from links.http import HttpLink
@@ -25,6 +25,7 @@ from links.http_server import serve
 from protocol.events import HandedOver, RecordingEmit, TextDone, ignore
 from protocol.policy import MigrationPolicy, Policy
 from protocol.text import TextCapabilities, TextRequest, Token
+from tests.contract.word_server import word_server
 from tests.unit.agent.houses import config_for
 
 MODEL = "smollm2-135m"
@@ -128,6 +129,31 @@ async def test_each_cloud_model_is_a_target_that_is_asked_by_name(tmp_path: Path
             assert (reply.status_code, reply.headers["x-midstream-target"]) == (200, "cloud")
         await side.learn_cloud()
         assert [target.engine for target in side.targets()] == [found[name].engine for name in ("a", "b")]
+
+
+async def test_an_own_server_of_a_model_that_no_store_knows(tmp_path: Path) -> None:
+    """text_engine openai_compat: the device's target is a server by URL."""
+    async with word_server() as upstream:
+        flags = {"text_engine": "openai_compat", "text_url": upstream, "text_model": "words"}
+        async with (
+            device_of({}, tmp_path, RecordingEmit(), **flags) as (side, url),
+            openai.DefaultAsyncHttpxClient(base_url=url, timeout=20.0) as client,
+        ):
+            assert (side.models, side.loading(), side.probes(), side.digests()) == (("words",), set(), (), set())
+            body = {"model": "words", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+            reply = await client.post("/v1/chat/completions", json=body)
+            assert reply.json()["choices"][0]["message"]["content"] == " w0 w1 w2 w3"
+            assert reply.headers["x-midstream-target"] == "device"
+
+
+async def test_a_llama_server_that_runs_elsewhere_is_used_in_place_of_an_own_one(tmp_path: Path) -> None:
+    """A server that speaks OpenAI alone is no llama-server: told as a warning, and the link is closed again."""
+    async with word_server() as upstream:
+        flags = {"text_engine": "llama_server", "text_url": upstream, "text_model": MODEL}
+        async with device_of({}, tmp_path, RecordingEmit(), **flags) as (side, _):
+            assert (side.models, side.loading()) == ((), set())
+            assert [warning.name for warning in side._health.warnings] == ["text_model"]
+            assert isinstance(side._make(MODEL, 0), LlamaServerUrlEngine)
 
 
 async def test_a_move_to_the_same_weights_goes_by_ids(model_file: Callable[[str], Path], tmp_path: Path) -> None:
