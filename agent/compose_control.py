@@ -14,7 +14,7 @@ from attrs import define, field
 
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
-from agent.connecting import Connector, ConnectorPorts, Pauses
+from agent.connecting import REFUSED_STEP, Connector, ConnectorPorts, Pauses
 from agent.control import Control, ControlPorts, will
 from agent.discovery import ATTEMPT_TIMEOUT_S, Candidate, Source
 from agent.doctor import Checker, Finding
@@ -27,11 +27,12 @@ from agent.policy import PolicyHolder
 from agent.registration import Registrar
 from agent.supervisor import LifeKeeper
 from links.http import HttpLink, Sink
-from links.port import Found
+from links.port import Found, Reply
 from links.tls import client_context, fingerprint
 from protocol.clock import Clock, WallClock
-from protocol.documents import CoordinatorState
-from protocol.errors import LinkError, MidstreamError
+from protocol.decode import check_schema, decode
+from protocol.documents import INFO_SCHEMA, CoordinatorInfo, CoordinatorState
+from protocol.errors import LinkError, MidstreamError, NotAllowed
 from protocol.events import Emit
 from protocol.topics import MAX_PAYLOAD_BYTES, Topics
 from protocol.trust import JoinToken, decode_join
@@ -44,6 +45,8 @@ BROWSE_S = 4.0
 # By convention; for a broker that this device's own configuration names. Others are told by the coordinator.
 PLAIN_MQTT_PORT = 1883
 SESSION_EXPIRY_S = 86_400
+INFO_PATH = "/midstream/v1/info"
+MAX_INFO_BYTES = 16 << 10
 
 
 async def join_fleet(config: AgentConfig, token_text: str) -> Enrolment:
@@ -142,7 +145,6 @@ class ControlSide:
     def _ports(self, enrolment: Enrolment) -> ConnectorPorts:
         config = self.config
         static = Candidate(*config.coordinator, "static") if config.coordinator else None
-        fixed = (enrolment.broker_host, enrolment.broker_port) if enrolment.broker_host else None
         return ConnectorPorts(
             check=self._check,
             sources=self._sources(enrolment),
@@ -154,7 +156,9 @@ class ControlSide:
             clock=self.clock,
             last_good=LastGood(config.state_dir / "last_good.json"),
             static=static,
-            fixed_broker=config.broker or fixed,
+            fixed_broker=config.broker,
+            ask=self._ask,
+            keep=self._keep,
         )
 
     def _sources(self, enrolment: Enrolment) -> Sequence[Source]:
@@ -163,15 +167,30 @@ class ControlSide:
         return (lambda: browse(self.config.mdns_interfaces, enrolment),)
 
     async def _check(self, candidate: Candidate) -> None:
-        link = HttpLink(
-            "coordinator", url_of(candidate.host, candidate.port), ssl=self.context, connect_s=ATTEMPT_TIMEOUT_S
-        )
-        try:
-            reply = await link.exchange("/healthz", {}, b"", ATTEMPT_TIMEOUT_S, method="GET")
-        finally:
-            await link.close()
+        reply = await self._get(candidate, "/healthz")
         if reply.status != 200:
             raise LinkError(f"it answered its health check with {reply.status}")
+
+    async def _ask(self, found: Candidate) -> CoordinatorInfo | None:
+        reply = await self._get(found, INFO_PATH)
+        return told_by(reply)
+
+    async def _get(self, candidate: Candidate, path: str) -> Reply:
+        link = HttpLink(
+            "coordinator", url_of(candidate.host, candidate.port), ssl=self.context, connect_s=ATTEMPT_TIMEOUT_S,
+            max_reply_bytes=MAX_INFO_BYTES,
+        )  # fmt: skip
+        try:
+            return await link.exchange(path, {}, b"", ATTEMPT_TIMEOUT_S, method="GET")
+        finally:
+            await link.close()
+
+    def _keep(self, enrolment: Enrolment) -> None:
+        self.enrolment, self.told_version = enrolment, None
+        try:
+            self.store.keep(enrolment)
+        except MidstreamError as err:
+            log.warning("where the broker is was not kept: %s", err)
 
     async def _point_data(self, found: Candidate) -> None:
         host, port = self.config.data_proxy or (found.host, found.port)
@@ -232,6 +251,24 @@ class ControlSide:
                 wall=self.wall,
             ),
         )
+
+
+def told_by(reply: Reply) -> CoordinatorInfo | None:
+    """What a coordinator says of its broker; None when it is of a release that says nothing, or not understood.
+
+    Raises NotAllowed when it does not take us for a member.
+    """
+    if reply.status in (401, 403):
+        raise NotAllowed("the coordinator refuses this device", next_step=REFUSED_STEP)
+    if reply.status != 200:
+        return None
+    try:
+        told = decode(CoordinatorInfo, reply.body, what="the coordinator's info")
+        check_schema(told.schema, INFO_SCHEMA)
+    except MidstreamError as err:
+        log.warning("ignored: %s", err)
+        return None
+    return told if 0 < told.broker_port < 65536 else None
 
 
 async def browse(interfaces: Sequence[str], enrolment: Enrolment) -> Sequence[Candidate]:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.discovery import Candidate, Check, Source, locate
 from agent.health import Health
@@ -19,10 +19,12 @@ from agent.identity import Enrolment
 from agent.last_good import LastGood
 from links.port import ClockNotSet, ControlState
 from protocol.clock import Clock
-from protocol.documents import CoordinatorState
-from protocol.errors import LinkError
+from protocol.documents import CoordinatorInfo, CoordinatorState
+from protocol.errors import LinkError, NotAllowed
 
 log = logging.getLogger("midstream.agent.connecting")
+
+REFUSED_STEP = "see `midstream fleet list`: revoked, join under another device_id; else join again, or check its fleet"
 
 # A connection that lived this long counts as good and ends the backing off.
 GOOD_AFTER_S = 30.0
@@ -57,16 +59,28 @@ class DataPlane(Protocol):
     def mark_available(self) -> None: ...
 
 
+async def not_asked(found: Candidate) -> CoordinatorInfo | None:
+    """An `ask` for tracks that live with what they know."""
+    return None
+
+
+def not_kept(enrolment: Enrolment) -> None:
+    """A `keep` for tracks that live as long as what they know."""
+
+
 @frozen(kw_only=True)
 class ConnectorPorts:
     """What the track acts through.
 
     check: proves that a candidate is our coordinator. open_session: a control session to a broker, not yet started.
-    point_data: leads the data link to an address. step: moves the connected track. fixed_broker: a broker that does
-    not live with the coordinator.
+    point_data: leads the data link to an address. step: moves the connected track. fixed_broker: the broker that this
+    device's configuration names; nothing overrides it. ask: what the coordinator says of its broker, None when it
+    cannot say; raises NotAllowed when it does not know us as a member. keep: takes an enrolment with another broker.
     """
 
     check: Check
+    ask: Callable[[Candidate], Awaitable[CoordinatorInfo | None]] = not_asked
+    keep: Callable[[Enrolment], None] = not_kept
     sources: Sequence[Source]
     open_session: Callable[[str, int], Session]
     point_data: Callable[[Candidate], Awaitable[None]]
@@ -94,6 +108,8 @@ class Connector:
         self._urgent = False
         self._tries = 0
         self._good_since_s: float | None = None
+        self._was_up = False
+        self._renew = False
         self.found: Candidate | None = None
 
     @property
@@ -109,8 +125,9 @@ class Connector:
     async def run(self) -> None:
         """Keep the device connected for as long as the task lives."""
         try:
-            if self._ports.fixed_broker is not None:
-                await self._use_broker(*self._ports.fixed_broker)
+            first = self._first_broker()
+            if first is not None:
+                await self._use_broker(*first)
             while True:
                 self._urgent = False
                 await self._search()
@@ -138,6 +155,7 @@ class Connector:
         now_s = self._ports.clock()
         if state == "up":
             self._good_since_s = now_s
+            self._was_up = True
             self._ports.health.clear("control")
         else:
             self._settle(now_s)
@@ -185,22 +203,56 @@ class Connector:
         if moved:
             log.info("coordinator at %s:%d (%s)", found.host, found.port, found.origin)
             await self._ports.point_data(found)
-            self._ports.last_good.write(found)
         else:
             self._ports.data.mark_available()
         self.found = found
-        host, port = self._ports.fixed_broker or (
-            self._enrolment.broker_host or found.host,
-            found.broker_port or self._enrolment.broker_port,
-        )
-        await self._use_broker(host, port)
+        host, port = await self._broker_of(found)
+        await self._use_broker(*(self._ports.fixed_broker or (host, port)))
+
+    def _first_broker(self) -> tuple[str, int] | None:
+        """A broker that does not live with the coordinator is used before that is found."""
+        if self._ports.fixed_broker is not None:
+            return self._ports.fixed_broker
+        return (self._enrolment.broker_host, self._enrolment.broker_port) if self._enrolment.broker_host else None
+
+    async def _broker_of(self, found: Candidate) -> tuple[str, int]:
+        """The broker may have moved since we joined: the coordinator itself knows best, and is remembered."""
+        told = await self._ask(found)
+        if told is None:
+            self._ports.last_good.write(found)
+            return self._enrolment.broker_host or found.host, found.broker_port or self._enrolment.broker_port
+        self._ports.last_good.write(evolve(found, broker_port=told.broker_port))
+        now = evolve(
+            self._enrolment, broker_host=told.broker_host, broker_port=told.broker_port, broker_tls=told.broker_tls,
+            broker_version=told.broker_version,
+        )  # fmt: skip
+        if now != self._enrolment:
+            log.info("the fleet's broker is now at %s:%d", told.broker_host or found.host, told.broker_port)
+            self._renew = self._renew or now.broker_tls != self._enrolment.broker_tls
+            self._enrolment = now
+            self._ports.keep(now)
+        return told.broker_host or found.host, told.broker_port
+
+    async def _ask(self, found: Candidate) -> CoordinatorInfo | None:
+        try:
+            told = await self._ports.ask(found)
+        except NotAllowed as err:
+            self._ports.health.warn("fleet", err.message, err.next_step)
+            return None
+        except LinkError as err:
+            log.info("the coordinator did not say where its broker is: %s", err)
+            return None
+        if told is not None:
+            self._ports.health.clear("fleet")
+        return told
 
     async def _use_broker(self, host: str, port: int) -> None:
-        if self._session is not None and self._broker == (host, port) and not self._deaf:
+        if self._session is not None and self._broker == (host, port) and not self._deaf and not self._renew:
             return
         await self._end_session("offline")
-        self._deaf = False
+        self._deaf = self._renew = False
         self._broker = (host, port)
+        self._was_up = False
         self._ports.step("found")
         self._session = self._ports.open_session(host, port)
         await self._session.start()
@@ -247,12 +299,19 @@ class Connector:
         self._good_since_s = None
 
     def _warn_control(self, state: ControlState) -> None:
+        host, port = self._broker or ("", 0)
+        down = ("the control connection is down", "it reconnects by itself; requests are answered here")
+        if not self._was_up:
+            down = (
+                f"no broker answers at {host}:{port}",
+                "check that it runs, and its host, port and TLS; or set `broker`",
+            )
         text, step = {
-            "refused": ("the broker refuses this device", "check that it is still enrolled, or join again"),
+            "refused": ("the broker refuses this device", REFUSED_STEP),
             "duplicate": (
                 "another device uses this device's identity",
                 "give each device its own state folder; restart this one when that is done",
             ),
             "clock": ("the clock is not set, so the coordinator cannot be verified", "it is tried again when it is"),
-        }.get(state, ("the control connection is down", "it reconnects by itself; requests are answered here"))
+        }.get(state, down)
         self._ports.health.warn("control", text, step)

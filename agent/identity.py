@@ -123,9 +123,13 @@ class IdentityStore:
             mqtt_username=answer.mqtt_username,
             mqtt_password=answer.mqtt_password,
         )
-        write_durable(self._enrolment_path, encode(enrolment))
+        self.keep(enrolment)
         write_durable(self.cert_path, answer.cert_pem.encode())
         return enrolment
+
+    def keep(self, enrolment: Enrolment) -> None:
+        """Make a changed enrolment durable; the one before stays as the previous copy."""
+        write_durable(self._enrolment_path, encode(enrolment))
 
     def forget(self) -> None:
         """Leave the fleet: enrolment and certificate go, key and id stay."""

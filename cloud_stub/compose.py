@@ -35,7 +35,7 @@ from links.mqtt import MqttChannel
 from links.mqtt_settings import MqttSettings
 from links.tls import client_context, server_context
 from protocol.clock import WallClock, wall_now
-from protocol.documents import CoordinatorState
+from protocol.documents import CoordinatorInfo, CoordinatorState
 from protocol.durable import remove_durable, write_durable
 from protocol.errors import ConfigError
 from protocol.exposition import Exposition
@@ -174,7 +174,7 @@ class CoordinatorHouse:
         )
         served = assemble(
             open_routes(enrolment, lambda: self._serving),
-            [*member_routes(self.status, self._render), *self.tails.shelf.routes()],
+            [*member_routes(self.status, self._render, self.info), *self.tails.shelf.routes()],
             operators.routes(),
             [front, tails],
             [self.text.handoff()],
@@ -244,6 +244,14 @@ class CoordinatorHouse:
             addresses=self.addresses, port=self.port, broker_port=self.broker_port,
             fingerprint=self.authority.ca_fingerprint, epoch=self.authority.record.run,
             broker_version=5 if self.config.broker_url else EMBEDDED_BROKER_VERSION,
+        )  # fmt: skip
+
+    def info(self) -> CoordinatorInfo:
+        """For devices that joined when the broker was elsewhere."""
+        broker = self._broker_address()
+        return CoordinatorInfo(
+            fleet=self.config.fleet, broker_host=broker.host, broker_port=broker.port, broker_tls=broker.tls,
+            broker_version=broker.version,
         )  # fmt: skip
 
     def status(self) -> Mapping[str, Any]:

@@ -12,10 +12,11 @@ from cloud_stub.access import Check, guarded, guarded_frames
 from cloud_stub.enrolment import Enrolment
 from links.port import FrameRoute, Mount, Request, Response, Route
 from protocol.decode import decode, encode
-from protocol.documents import JoinRequest
+from protocol.documents import CoordinatorInfo, JoinRequest
 
 JOIN_PATH = "/midstream/v1/join"
 STATUS_PATH = "/midstream/v1/status"
+INFO_PATH = "/midstream/v1/info"
 MAX_JOIN_BYTES = 16 << 10
 JSON = {"content-type": "application/json"}
 METRICS = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -46,7 +47,9 @@ def open_routes(enrolment: Enrolment, serving: Callable[[], bool]) -> list[Route
     ]
 
 
-def member_routes(status: Callable[[], Mapping[str, Any]], metrics: Callable[[], str]) -> list[Route]:
+def member_routes(
+    status: Callable[[], Mapping[str, Any]], metrics: Callable[[], str], info: Callable[[], CoordinatorInfo]
+) -> list[Route]:
     """What a member of the fleet may call beside the two ways."""
 
     async def show_metrics(request: Request) -> Response:
@@ -55,9 +58,13 @@ def member_routes(status: Callable[[], Mapping[str, Any]], metrics: Callable[[],
     async def show_status(request: Request) -> Response:
         return Response(headers=JSON, body=json.dumps(status()).encode())
 
+    async def show_info(request: Request) -> Response:
+        return Response(headers=JSON, body=encode(info()))
+
     return [
         Route("GET", "/metrics", show_metrics, max_body_bytes=0),
         Route("GET", STATUS_PATH, show_status, max_body_bytes=0),
+        Route("GET", INFO_PATH, show_info, max_body_bytes=0),
     ]
 
 

@@ -27,7 +27,7 @@ from links.mqtt import MqttChannel
 from links.port import Reply
 from links.tls import client_context, fetch_peer_certificate
 from protocol.decode import decode, encode
-from protocol.documents import JoinAnswer, JoinRequest
+from protocol.documents import CoordinatorInfo, JoinAnswer, JoinRequest
 from protocol.errors import BadRequest, ConfigError, LinkError, NotFound
 from protocol.trust import decode_join
 from tests.conftest import ROOT, Broker, mosquitto_binary
@@ -110,6 +110,8 @@ async def test_joining_as_the_join_string_says(tmp_path: Path) -> None:
         assert (answer.broker_tls, answer.broker_version, coordinator.house.state().broker_version) == (True, 4, 4)
         files = device.write(tmp_path, answer.cert_pem)
         assert (await coordinator.get("/midstream/v1/status", files=files)).status == 200
+        told = decode(CoordinatorInfo, (await coordinator.get("/midstream/v1/info", files=files)).body, what="info")
+        assert (told.broker_host, told.broker_port, told.broker_version) == (None, answer.broker_port, 4)
         assert (await coordinator.join(device, token.secret)).status == 200, "the same device may ask again"
         second = await coordinator.join(new_device("pi-2"), token.secret)
         assert second.status == 403
@@ -120,7 +122,14 @@ async def test_who_may_call_what(tmp_path: Path) -> None:
     async with running(tmp_path) as coordinator:
         key = coordinator.house.authority.new_client_key
         files = await coordinator.member()
-        paths = ("/metrics", "/midstream/v1/status", "/midstream/v1/bundles", "/v1/models", "/v2/health/ready")
+        paths = (
+            "/metrics",
+            "/midstream/v1/status",
+            "/midstream/v1/info",
+            "/midstream/v1/bundles",
+            "/v1/models",
+            "/v2/health/ready",
+        )
         for path in paths:
             stranger = await coordinator.get(path)
             assert stranger.status == 401, path

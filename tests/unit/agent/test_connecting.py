@@ -16,8 +16,8 @@ from agent.identity import Enrolment
 from agent.last_good import LastGood
 from links.port import ClockNotSet, ControlState
 from protocol.clock import FakeClock
-from protocol.documents import CoordinatorState
-from protocol.errors import LinkError
+from protocol.documents import CoordinatorInfo, CoordinatorState
+from protocol.errors import LinkError, NotAllowed
 
 ENROLMENT = Enrolment(
     device_id="pi", fleet="f", cert_pem="", ca_pem="", policy_keys={}, coordinator_host="joined", coordinator_port=1,
@@ -35,7 +35,7 @@ class FakeSession:
         self.stopped = False
 
     async def start(self) -> None:
-        self.go("up")
+        self.go(self.world.first_state)
 
     async def stop(self, goodbye: str = "offline") -> None:
         self.stopped = True
@@ -56,9 +56,12 @@ class Data:
 class World:
     """Where the coordinator is, and what it says when it is tried."""
 
-    def __init__(self, tmp_path: Path, **ports: object) -> None:
+    def __init__(self, tmp_path: Path, enrolment: Enrolment = ENROLMENT, **ports: object) -> None:
+        self.kept: list[Enrolment] = []
         self.real: set[str] = {"joined"}
         self.error: LinkError | None = None
+        self.info: CoordinatorInfo | NotAllowed | None = None
+        self.first_state: ControlState = "up"
         self.checks: list[str] = []
         self.sessions: list[FakeSession] = []
         self.steps: list[str] = []
@@ -67,11 +70,12 @@ class World:
         self.health = Health(FakeClock())
         self.path = tmp_path / "last_good.json"
         settings: dict[str, object] = {
-            "check": self.check, "sources": (), "open_session": self.open, "point_data": self.point,
+            "check": self.check, "ask": self.ask, "keep": self.kept.append,
+            "sources": (), "open_session": self.open, "point_data": self.point,
             "data": self.data, "step": self.steps.append, "health": self.health, "clock": FakeClock(),
             "last_good": LastGood(self.path), "pauses": Pauses(0.01, 0.05, 0.02),
         } | ports  # fmt: skip
-        self.connector = Connector(ENROLMENT, ConnectorPorts(**settings))  # type: ignore[arg-type]
+        self.connector = Connector(enrolment, ConnectorPorts(**settings))  # type: ignore[arg-type]
 
     async def check(self, candidate: Candidate) -> None:
         self.checks.append(candidate.host)
@@ -83,6 +87,11 @@ class World:
     def open(self, host: str, port: int) -> FakeSession:
         self.sessions.append(FakeSession(self, (host, port)))
         return self.sessions[-1]
+
+    async def ask(self, found: Candidate) -> CoordinatorInfo | None:
+        if isinstance(self.info, NotAllowed):
+            raise self.info
+        return self.info
 
     async def point(self, found: Candidate) -> None:
         self.pointed.append(found.host)
@@ -188,6 +197,56 @@ async def test_a_broker_of_its_own_is_used_before_the_coordinator_is_found(tmp_p
         world.connector.on_coordinator(state)
         await until(lambda: world.pointed == ["told"])
         assert len(world.sessions) == 1
+
+
+async def test_the_coordinator_tells_of_another_broker_and_it_is_remembered(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        world.info = CoordinatorInfo(fleet="f", broker_host="elsewhere", broker_port=8884)
+        world.sessions[0].go("down")
+        await until(lambda: len(world.sessions) == 2)
+        assert world.sessions[1].where == ("elsewhere", 8884)
+        world.info = None
+        world.sessions[1].go("down")
+        await until(lambda: len(world.checks) >= 3)
+        assert len(world.sessions) == 2, "a coordinator that cannot say does not lead back"
+    (kept,) = world.kept
+    again = World(tmp_path, kept)
+    again.real = set()
+    async with again.running():
+        await until(lambda: bool(again.sessions))
+        assert again.sessions[0].where == ("elsewhere", 8884), "before the coordinator is found"
+
+
+async def test_a_broker_that_speaks_tls_now_is_dialled_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        world.info = CoordinatorInfo(fleet="f", broker_port=8883, broker_tls=False)
+        world.connector.kick("test")
+        await until(lambda: len(world.sessions) == 2)
+        assert world.kept[-1].broker_tls is False
+
+
+async def test_a_device_that_is_no_member_any_more_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.info = NotAllowed("the coordinator refuses this device", next_step="see midstream fleet list")
+    async with world.running():
+        await until(lambda: "fleet" in world.warned())
+        world.info = CoordinatorInfo(fleet="f", broker_port=8883)
+        world.connector.kick("test")
+        await until(lambda: "fleet" not in world.warned())
+
+
+async def test_a_broker_that_never_answered_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.first_state = "down"
+    async with world.running():
+        await until(lambda: "down" in world.steps)
+        (warning,) = world.health.warnings
+        assert "joined:8883" in warning.text
+        assert "check" in warning.next_step
 
 
 async def test_a_control_session_that_stays_down_makes_it_search(tmp_path: Path) -> None:
