@@ -25,11 +25,15 @@ class NotAuthenticated(NotAllowed):
     code = "invalid_api_key"
 
 
-def fleet_member(is_device: Callable[[str], bool], is_client_key: Callable[[str], bool]) -> Check:
+IsDevice = Callable[[str, bytes | None], bool]
+"""Whether the holder of a verified certificate (its name, and itself as DER) is a device of the fleet now."""
+
+
+def fleet_member(is_device: IsDevice, is_client_key: Callable[[str], bool]) -> Check:
     """Devices by certificate, clients by key."""
 
     def check(request: Request) -> str | None:
-        if request.peer is not None and is_device(request.peer):
+        if request.peer is not None and is_device(request.peer, request.peer_der):
             return request.peer
         key = bearer(request)
         return "client" if key is not None and is_client_key(key) else None

@@ -87,6 +87,7 @@ class AdminApi:
     async def _forget(self, request: Request) -> Response:
         device_id = self._known(request)
         self._registry.forget(device_id)
+        self._on_revoked(device_id)
         await self._coordinator.forget(device_id)
         return _json({"forgotten": device_id})
 

@@ -85,7 +85,7 @@ def _access_plugin() -> type[Any]:
 class EmbeddedBroker:
     """A running broker. `port` is the real one when 0 was asked for."""
 
-    def __init__(self, fleet: str, allowed: Callable[[str], bool]) -> None:
+    def __init__(self, fleet: str, allowed: Callable[[str, bytes | None], bool]) -> None:
         self._fleet = fleet
         self._allowed = allowed
         self._broker: Any = None
@@ -156,8 +156,8 @@ class EmbeddedBroker:
             packet = await _read_connect(reader)
         connect = parse_connect(packet)
         refused = judge(connect, name, self._fleet)
-        if refused is None and not self._allowed(name):
-            refused = Refused(NOT_AUTHORISED_V4, "it was revoked")
+        if refused is None and not self._allowed(name, _certificate_der(writer)):
+            refused = Refused(NOT_AUTHORISED_V4, "it was revoked or forgotten, or the id has another key now")
         if refused is not None:
             # Every MQTT 5 client begins like this and then steps down: no news.
             log.log(logging.DEBUG if connect.level == 5 else logging.INFO, "%s refused: %s", name, refused.reason)
@@ -233,6 +233,11 @@ def _certificate_name(writer: asyncio.StreamWriter) -> str:
             if key == "commonName":
                 return str(value)
     raise ProtocolError("the client certificate has no name", field="certificate")
+
+
+def _certificate_der(writer: asyncio.StreamWriter) -> bytes | None:
+    tls = writer.get_extra_info("ssl_object")
+    return tls.getpeercert(binary_form=True) if tls is not None else None
 
 
 async def _read_connect(reader: asyncio.StreamReader) -> bytes:

@@ -11,6 +11,7 @@ import hashlib
 import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -183,6 +184,14 @@ def signed_by(pair: Pair, ca: Pair) -> bool:
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
+
+
+@lru_cache(maxsize=4096)
+def key_of(certificate_der: bytes) -> str:
+    """SHA-256 of a certificate's public key, as `CheckedRequest.key_sha256`; the certificate was verified by TLS."""
+    from cryptography import x509
+
+    return _key_sha256(x509.load_der_x509_certificate(certificate_der).public_key())
 
 
 def _wrong(what: str) -> ProtocolError:

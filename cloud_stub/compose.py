@@ -18,7 +18,7 @@ from cloud_stub.admin import AdminApi
 from cloud_stub.advert import advertise, instance_name, txt_record
 from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority
 from cloud_stub.broker import EmbeddedBroker
-from cloud_stub.certificates import DAY_S
+from cloud_stub.certificates import DAY_S, key_of
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.coordinator import Coordinator, goodbye
 from cloud_stub.enrolment import EMBEDDED_BROKER_VERSION, BrokerAddress, Enrolment
@@ -276,9 +276,10 @@ class CoordinatorHouse:
         self.metrics.set_gauge("midstream_documents_dropped", dropped, help="Documents of devices that were not valid.")
         return self.metrics.render()
 
-    def _is_device(self, name: str) -> bool:
-        """A certificate of the fleet's CA proves the name; revocation is the registry's."""
-        return name == OWN_NAME or not self.registry.is_revoked(name)
+    def _is_device(self, name: str, certificate_der: bytes | None) -> bool:
+        """A certificate of the fleet's CA proves the name; whether it still holds is the registry's."""
+        key_sha256 = key_of(certificate_der) if certificate_der is not None else None
+        return name == OWN_NAME or self.registry.may_enter(name, key_sha256)
 
     def _end_sessions(self, name: str) -> None:
         if self._broker is not None:

@@ -81,11 +81,22 @@ class Enrolment:
         )
 
     def _check_known(self, device_id: str, key_sha256: str) -> None:
+        if self._registry.was_revoked(key_sha256):
+            raise NotAllowed(
+                "a device with this key was revoked",
+                next_step="if it may come back: remove its identity folder, so that it makes a new key, and join again",
+                field="csr_pem",
+            )
         known = self._registry.device(device_id)
         if known is None:
             return
         if known.revoked:
-            raise NotAllowed(f"device {device_id} was revoked", next_step=_forget(device_id), field="device_id")
+            raise NotAllowed(
+                f"device {device_id} was revoked",
+                next_step=f"join with a new identity under another device_id; {_forget(device_id)} frees the id, "
+                "its old key stays refused",
+                field="device_id",
+            )
         if known.key_sha256 not in (None, key_sha256):
             raise NotAllowed(
                 f"device {device_id} has already joined with another key",
@@ -95,4 +106,4 @@ class Enrolment:
 
 
 def _forget(device_id: str) -> str:
-    return f"midstream fleet forget {device_id}"
+    return f"`midstream fleet forget {device_id}`"

@@ -42,6 +42,12 @@ _MIGRATIONS = (
         epoch INTEGER NOT NULL, version INTEGER NOT NULL, published_s REAL NOT NULL, note TEXT NOT NULL,
         envelope BLOB NOT NULL, PRIMARY KEY (epoch, version));
     """,
+    """
+    CREATE TABLE forgotten (
+        device_id TEXT NOT NULL, key_sha256 TEXT NOT NULL, revoked INTEGER NOT NULL,
+        PRIMARY KEY (device_id, key_sha256));
+    CREATE INDEX forgotten_keys ON forgotten (key_sha256);
+    """,
 )
 
 
@@ -97,7 +103,8 @@ class DeviceRegistry(Protocol):
     def ids(self) -> Sequence[str]: ...
     def labels(self) -> Mapping[str, Mapping[str, str]]: ...
     def counts(self) -> Counts: ...
-    def is_revoked(self, device_id: str) -> bool: ...
+    def may_enter(self, device_id: str, key_sha256: str | None) -> bool: ...
+    def was_revoked(self, key_sha256: str) -> bool: ...
     def enrol(self, device_id: str, key_sha256: str, now_s: float) -> None: ...
     def forget(self, device_id: str) -> bool: ...
     def revoke(self, device_id: str) -> bool: ...
@@ -162,13 +169,24 @@ class SqliteRegistry:
     def counts(self) -> Counts:
         return Counts(*self._all("SELECT count(*), coalesce(sum(online), 0) FROM devices", ())[0])
 
-    def is_revoked(self, device_id: str) -> bool:
-        """False for a device that is not known: certificates outlive a lost registry."""
-        return bool(self._all("SELECT 1 FROM devices WHERE device_id=? AND revoked=1", (device_id,)))
+    def may_enter(self, device_id: str, key_sha256: str | None) -> bool:
+        """Whether a certificate with this name and key holds: certificates outlive a lost registry, but no `revoke`,
+        no `forget`, and no join of the id with another key.
+        """
+        rows = self._all("SELECT key_sha256, revoked FROM devices WHERE device_id=?", (device_id,))
+        bound, revoked = rows[0] if rows else (None, 0)
+        if revoked or (key_sha256 is not None and self.was_revoked(key_sha256)):
+            return False
+        return bool(bound == key_sha256) if bound is not None else not self._is_forgotten(device_id)
+
+    def was_revoked(self, key_sha256: str) -> bool:
+        """Whether a device with this key was revoked and then forgotten."""
+        return bool(self._all("SELECT 1 FROM forgotten WHERE key_sha256=? AND revoked=1", (key_sha256,)))
 
     def enrol(self, device_id: str, key_sha256: str, now_s: float) -> None:
         """Bind the id to a key; the caller has checked that it is free or has this key."""
         self._room_for(device_id)
+        self._do("DELETE FROM forgotten WHERE device_id=? AND revoked=0", (device_id,))
         self._do(
             "INSERT INTO devices (device_id, key_sha256, enrolled_s) VALUES (?,?,?) ON CONFLICT (device_id) DO UPDATE "
             "SET key_sha256=excluded.key_sha256, enrolled_s=excluded.enrolled_s, revoked=0",
@@ -176,7 +194,15 @@ class SqliteRegistry:
         )
 
     def forget(self, device_id: str) -> bool:
-        """Drop everything known; the id is free for another key. False when unknown."""
+        """Drop everything known; the id is free for another key. False when unknown.
+
+        Its certificate is refused until the id joins again; the key of a revoked device for ever.
+        """
+        self._do(
+            "INSERT OR REPLACE INTO forgotten (device_id, key_sha256, revoked) "
+            "SELECT device_id, coalesce(key_sha256, ''), revoked FROM devices WHERE device_id=?",
+            (device_id,),
+        )
         return self._do("DELETE FROM devices WHERE device_id=?", (device_id,)) > 0
 
     def revoke(self, device_id: str) -> bool:
@@ -224,7 +250,13 @@ class SqliteRegistry:
     def close(self) -> None:
         self._db.close()
 
+    def _is_forgotten(self, device_id: str) -> bool:
+        return bool(self._all("SELECT 1 FROM forgotten WHERE device_id=?", (device_id,)))
+
     def _put(self, device_id: str, values: Mapping[str, Any], now_s: float) -> None:
+        known = self._all("SELECT 1 FROM devices WHERE device_id=?", (device_id,))
+        if not known and self._is_forgotten(device_id):
+            return  # what its last session left behind must not bring it back
         self._room_for(device_id)
         columns = [*values, "seen_s"]
         changes = ", ".join(f"{name}=excluded.{name}" for name in columns)

@@ -232,6 +232,7 @@ class _Front:
             headers={name.lower(): value for name, value in raw.headers.items()},
             query=dict(raw.rel_url.query),
             peer=_peer(raw),
+            peer_der=_peer_der(raw),
         )
         began_s = time.monotonic()
         try:
@@ -338,6 +339,7 @@ def _with(request: Request, params: Mapping[str, str], body: bytes) -> Request:
         query=request.query,
         body=body,
         peer=request.peer,
+        peer_der=request.peer_der,
     )
 
 
@@ -360,3 +362,9 @@ def _peer(raw: web.BaseRequest) -> str | None:
             if key == "commonName":
                 return str(value)
     return None
+
+
+def _peer_der(raw: web.BaseRequest) -> bytes | None:
+    transport = raw.transport
+    tls = transport.get_extra_info("ssl_object") if transport is not None else None
+    return tls.getpeercert(binary_form=True) if tls is not None else None

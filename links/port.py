@@ -151,7 +151,10 @@ class Browser(Protocol):
 
 @frozen
 class Request:
-    """A request at a server. Header names are lower case; `peer` is the device id of a verified client certificate."""
+    """A request at a server. Header names are lower case; `peer` is the device id of a verified client certificate.
+
+    peer_der: that certificate, DER.
+    """
 
     method: str
     path: str
@@ -160,6 +163,7 @@ class Request:
     query: Mapping[str, str] = field(factory=dict)
     body: bytes = field(default=b"", repr=False)
     peer: str | None = None
+    peer_der: bytes | None = field(default=None, repr=False)
 
 
 @frozen

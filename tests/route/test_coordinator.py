@@ -157,6 +157,9 @@ async def test_a_certificate_of_another_fleet_and_a_revoked_one(tmp_path: Path) 
         client = AdminClient(ours.house.config.state_dir)
         await client.ask("POST", "/devices/pi-1/revoke")
         assert (await ours.get("/metrics", files=files)).status == 401
+        await client.ask("DELETE", "/devices/pi-1")
+        again = await ours.get("/midstream/v1/status", files=files)
+        assert again.status == 401, "forgetting gives no certificate back"
         with pytest.raises(NotFound):
             await client.ask("POST", "/devices/pi-7/revoke")
 

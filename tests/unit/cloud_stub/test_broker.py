@@ -81,7 +81,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     authority = open_authority(tmp_path / "state", "lab", time.time())
     ensure_certificates(authority, ["127.0.0.1"], time.time())
     revoked: set[str] = set()
-    broker = EmbeddedBroker("lab", lambda name: name not in revoked)
+    broker = EmbeddedBroker("lab", lambda name, der: der is not None and name not in revoked)
     await broker.start("127.0.0.1", 0, authority.server_file, authority.roots_file)
     house = House(authority, broker, tmp_path, revoked)
     yield house
@@ -196,7 +196,7 @@ async def test_a_taken_port_is_told(house: House, free_port: Callable[[], int]) 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        second = EmbeddedBroker("lab", lambda name: True)
+        second = EmbeddedBroker("lab", lambda name, der: True)
         with pytest.raises(ConfigError, match="already in use") as caught:
             await second.start(
                 "127.0.0.1", taken.getsockname()[1], house.authority.server_file, house.authority.roots_file

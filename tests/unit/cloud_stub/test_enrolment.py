@@ -85,6 +85,11 @@ def test_revoked_devices_and_reserved_names_stay_out(desk: Desk) -> None:
     desk.registry.revoke("pi-1")
     with pytest.raises(NotAllowed, match="revoked"):
         desk.enrolment.join(JoinRequest(secret=desk.mint(), device_id="pi-1", csr_pem=device.csr_pem))
+    desk.registry.forget("pi-1")
+    with pytest.raises(NotAllowed, match="with this key was revoked"):
+        desk.enrolment.join(JoinRequest(secret=desk.mint(), device_id="pi-1", csr_pem=device.csr_pem))
+    anew = JoinRequest(secret=desk.mint(), device_id="pi-1", csr_pem=new_device().csr_pem)
+    assert desk.enrolment.join(anew).cert_pem
     own = new_device("coordinator")
     with pytest.raises(NotAllowed, match="taken"):
         desk.enrolment.join(JoinRequest(secret=desk.mint(), device_id="coordinator", csr_pem=own.csr_pem))

@@ -126,7 +126,7 @@ def request(headers: Mapping[str, str] | None = None, peer: str | None = None, p
 
 
 def test_who_is_who() -> None:
-    check = fleet_member(lambda name: name != "revoked", lambda key: key == "good")
+    check = fleet_member(lambda name, der: name != "revoked", lambda key: key == "good")
     assert check(request(peer="pi-1")) == "pi-1"
     assert check(request(peer="revoked")) is None
     assert check(request({"authorization": "Bearer good"})) == "client"

@@ -69,11 +69,11 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
     assert again.registry.labels() == {"pi-1": {"room": "kitchen"}}
     assert again.registry.ids() == ["pi-1"]
     assert again.registry.counts() == Counts(1, 1)
-    assert not again.registry.is_revoked("pi-1") and not again.registry.is_revoked("pi-9")
+    assert again.registry.may_enter("pi-1", "k" * 64) and again.registry.may_enter("pi-9", "x" * 64)
     line = summary(device, NOW_S + 5)
     assert (line["state"], line["policy"], line["cores"], line["seen_before_s"]) == ("online", 3, 4, 5.0)
     assert again.registry.revoke("pi-1") and not again.registry.revoke("pi-9")
-    assert again.registry.is_revoked("pi-1")
+    assert not again.registry.may_enter("pi-1", "k" * 64)
     assert summary(again.registry.devices()[0], NOW_S)["state"] == "revoked"
     assert again.registry.forget("pi-1") and again.registry.device("pi-1") is None
     again.registry.close()
@@ -149,4 +149,29 @@ def test_checkpoints_run_beside_readers_and_writers_and_empty_the_log(tmp_path: 
         registry.close()
     again = SqliteRegistry(path)
     assert again.counts().online == 301
+    again.close()
+
+
+def test_forgetting_leaves_no_certificate_valid(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    registry = SqliteRegistry(path)
+    assert registry.may_enter("pi-9", "k" * 64), "certificates outlive a lost registry"
+    registry.enrol("pi-1", "a" * 64, NOW_S)
+    assert registry.may_enter("pi-1", "a" * 64)
+    assert not registry.may_enter("pi-1", "b" * 64)
+    assert not registry.may_enter("pi-1", None)
+    assert registry.forget("pi-1")
+    assert not registry.may_enter("pi-1", "a" * 64)
+    assert registry.note_presence("pi-1", birth(9, "offline"), NOW_S)
+    assert registry.ids() == [], "the will of its last session does not bring it back"
+    registry.enrol("pi-1", "b" * 64, NOW_S)
+    assert registry.may_enter("pi-1", "b" * 64)
+    assert not registry.may_enter("pi-1", "a" * 64)
+    registry.revoke("pi-1")
+    registry.forget("pi-1")
+    registry.enrol("pi-1", "c" * 64, NOW_S)
+    registry.close()
+    again = SqliteRegistry(path)
+    assert again.was_revoked("b" * 64) and not again.was_revoked("a" * 64)
+    assert [again.may_enter("pi-1", key * 64) for key in "abc"] == [False, False, True]
     again.close()
