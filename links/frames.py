@@ -15,6 +15,8 @@ from links.port import MAX_FRAME_BYTES
 from protocol.errors import LinkClosed, LinkError, TooLarge
 
 _SILENT_BEATS = 3
+_CLOSE_S = 1.0
+_CLOSE_TURNS = 50
 
 
 class WebSocketFrames:
@@ -24,6 +26,9 @@ class WebSocketFrames:
         self._socket = socket
         self._peer = peer
         self._heartbeat_s = heartbeat_s
+        # Asked while it is open; a server's socket is closed by the server, which waits by itself.
+        client = isinstance(socket, aiohttp.ClientWebSocketResponse)
+        self._connection: Any = socket.get_extra_info("socket") if client else None
 
     async def send(self, frame: bytes) -> None:
         """Waits until the frame fits into the connection's buffer. Raises TooLarge, LinkClosed."""
@@ -92,4 +97,13 @@ class WebSocketFrames:
             async with asyncio.timeout(2.5):
                 await self._socket.close(code=code)
         except (TimeoutError, ConnectionError, aiohttp.ClientError, RuntimeError):
-            return
+            pass
+        await self._connection_closed()
+
+    async def _connection_closed(self) -> None:
+        """Wait a moment for the connection below: over TLS it says its own goodbye after the WebSocket's."""
+        connection = self._connection
+        for _ in range(_CLOSE_TURNS):
+            if connection is None or connection.fileno() == -1:
+                return
+            await asyncio.sleep(_CLOSE_S / _CLOSE_TURNS)
