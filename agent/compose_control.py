@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
@@ -18,10 +18,10 @@ from agent.connecting import REFUSED_STEP, Connector, ConnectorPorts, Pauses
 from agent.control import Control, ControlPorts, will
 from agent.discovery import ATTEMPT_TIMEOUT_S, Candidate, Source
 from agent.doctor import Checker, Finding
-from agent.enrolment import enrolled_by, join
+from agent.enrolment import Joined, enrolled_by, join, join_or_renew, other_fleet, used
 from agent.epoch import next_epoch
 from agent.health import Health
-from agent.identity import Enrolment, IdentityStore
+from agent.identity import Enrolment, IdentityStore, certificate_end_s
 from agent.last_good import LastGood
 from agent.policy import PolicyHolder
 from agent.registration import Registrar
@@ -45,20 +45,19 @@ BROWSE_S = 4.0
 # By convention; for a broker that this device's own configuration names. Others are told by the coordinator.
 PLAIN_MQTT_PORT = 1883
 SESSION_EXPIRY_S = 86_400
+RENEW_DAYS = 60
 INFO_PATH = "/midstream/v1/info"
 MAX_INFO_BYTES = 16 << 10
 
 
-async def join_fleet(config: AgentConfig, token_text: str) -> Enrolment:
-    """Enrol with a join token, once; returns the present enrolment when the token was used by us before."""
+async def join_fleet(config: AgentConfig, token_text: str, *, replace: bool = False) -> Joined:
+    """Use a join token: enrol, renew, or with `replace` move to another coordinator's fleet."""
     import socket
 
     token = decode_join(token_text)
     store = IdentityStore(config.identity_dir)
-    present = store.enrolment()
-    if present is not None and enrolled_by(present, token):
-        return present
-    return await join(store, store.device_id(config.device_id, socket.gethostname()), token)
+    device_id = store.device_id(config.device_id, socket.gethostname())
+    return await join_or_renew(store, device_id, token, replace=replace)
 
 
 def identity_context(store: IdentityStore, enrolment: Enrolment) -> ssl.SSLContext:
@@ -120,6 +119,9 @@ class ControlSide:
         return session if isinstance(session, Control) else None
 
     async def _join(self, token: JoinToken) -> None:
+        if self.enrolment is not None:
+            await self._renew(self.enrolment, token)
+            return
         pauses = Pauses()
         pause_s = pauses.first_s
         while not enrolled_by(self.enrolment, token):
@@ -133,6 +135,17 @@ class ControlSide:
             except MidstreamError as err:
                 self.health.warn("fleet", f"cannot join: {err.message}", err.next_step)
                 return
+
+    async def _renew(self, present: Enrolment, token: JoinToken) -> None:
+        """A token that stays in the configuration is used once; the present enrolment outlives one that is refused."""
+        try:
+            if not enrolled_by(present, token):
+                raise other_fleet(present)
+            if present.joined_with and not used(present, token):
+                self._take(await join(self.store, self.device_id, token))
+                log.info("the device's certificate was renewed")
+        except MidstreamError as err:
+            self.health.warn("join", f"the join string was not used: {err.message}", err.next_step)
 
     def _take(self, enrolment: Enrolment | None) -> None:
         self.enrolment = enrolment
@@ -186,9 +199,17 @@ class ControlSide:
             await link.close()
 
     def _keep(self, enrolment: Enrolment) -> None:
+        """On disk only the broker changes: `midstream join` may have renewed the certificate meanwhile."""
         self.enrolment, self.told_version = enrolment, None
         try:
-            self.store.keep(enrolment)
+            stored = self.store.enrolment()
+            if stored is not None and stored.ca_pem == enrolment.ca_pem:
+                self.store.keep(
+                    evolve(
+                        stored, broker_host=enrolment.broker_host, broker_port=enrolment.broker_port,
+                        broker_tls=enrolment.broker_tls, broker_version=enrolment.broker_version,
+                    )
+                )  # fmt: skip
         except MidstreamError as err:
             log.warning("where the broker is was not kept: %s", err)
 
@@ -304,6 +325,12 @@ def _check_coordinator(config: AgentConfig) -> Iterable[Finding]:
     if enrolment is None:
         yield Finding("coordinator", "warning", "this device has not joined a fleet", "`midstream join TOKEN`")
         return
+    left_days = (certificate_end_s(enrolment.cert_pem) - time.time()) / 86_400
+    if left_days < RENEW_DAYS:
+        text = (
+            f"this device's certificate ends in {left_days:.0f} days" if left_days > 0 else "its certificate has ended"
+        )
+        yield Finding("coordinator", "warning", text, "`midstream join` with a new join string renews it")
     host, port = config.coordinator or (enrolment.coordinator_host, enrolment.coordinator_port)
     began_s = time.monotonic()
     try:

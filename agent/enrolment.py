@@ -1,12 +1,17 @@
 """Joining a fleet with a one-time token: compare the CA first, then send the secret, then keep what came back.
 
 Nothing is trusted on first use: the token carries the CA's fingerprint and the policy key. Joining again with the same
-token is harmless, for the key stays the same and the coordinator binds the secret to it.
+token is harmless, for the key stays the same and the coordinator binds the secret to it. Another token of the same
+coordinator renews the certificate; a token of another one moves the device only when that is asked for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from typing import Literal
+
+from attrs import frozen
 
 from agent.identity import Enrolment, IdentityStore
 from links.http import HttpLink
@@ -39,12 +44,57 @@ async def join(store: IdentityStore, device_id: str, token: JoinToken) -> Enrolm
         raise ProtocolError("the coordinator's answer names another CA than the token", field="ca_pem")
     if token.policy_key not in answer.policy_keys.values():
         raise ProtocolError("the coordinator's answer lacks the token's policy key", field="policy_keys")
-    return store.save(device_id, answer, token.host, token.port)
+    return store.save(device_id, answer, token.host, token.port, joined_with=_mark(token))
+
+
+@frozen
+class Joined:
+    """What came of a token. `unchanged`: this very token has enrolled us before."""
+
+    enrolment: Enrolment
+    outcome: Literal["joined", "renewed", "unchanged", "moved"]
+
+
+async def join_or_renew(store: IdentityStore, device_id: str, token: JoinToken, *, replace: bool = False) -> Joined:
+    """Enrol, renew the certificate (the key stays), or with `replace` move to another coordinator's fleet.
+
+    Raises what `join` raises; the enrolment there was stays in force then. ConfigError for a token of another
+    coordinator without `replace`.
+    """
+    present = store.enrolment()
+    if present is None:
+        return Joined(await join(store, device_id, token), "joined")
+    if enrolled_by(present, token):
+        if used(present, token):
+            return Joined(present, "unchanged")
+        return Joined(await join(store, device_id, token), "renewed")
+    if not replace:
+        raise other_fleet(present)
+    return Joined(await join(store, device_id, token), "moved")
+
+
+def other_fleet(present: Enrolment) -> ConfigError:
+    """Why a token of another coordinator is not used in passing."""
+    return ConfigError(
+        f"this device belongs to fleet {present.fleet!r} of the coordinator at {present.coordinator_host}; "
+        "the join string is of another coordinator",
+        next_step="to move it there: `midstream join --replace TOKEN`, then restart the agent",
+        field="token",
+    )
+
+
+def used(enrolment: Enrolment, token: JoinToken) -> bool:
+    """True when the enrolment was made with this very token."""
+    return enrolment.joined_with == _mark(token)
 
 
 def enrolled_by(enrolment: Enrolment | None, token: JoinToken) -> bool:
-    """True when this token's coordinator has already enrolled us, so that the token need not be used again."""
+    """True when this token's coordinator has enrolled us, with this token or another."""
     return enrolment is not None and fingerprint(enrolment.ca_pem) == token.ca_fingerprint.lower()
+
+
+def _mark(token: JoinToken) -> str:
+    return hashlib.sha256(token.secret.encode()).hexdigest()
 
 
 async def _ask(token: JoinToken, ca_pem: str, body: bytes) -> JoinAnswer:

@@ -27,7 +27,10 @@ MAX_ID_CHARACTERS = 32
 
 @frozen(kw_only=True)
 class Enrolment:
-    """Membership in one fleet, as the coordinator granted it. `coordinator_host` is where we joined."""
+    """Membership in one fleet, as the coordinator granted it. `coordinator_host` is where we joined.
+
+    joined_with: the hash of the join secret that made it; empty when it was made by an earlier release.
+    """
 
     device_id: str
     fleet: str
@@ -42,6 +45,7 @@ class Enrolment:
     broker_version: Literal[4, 5] = 5
     mqtt_username: str | None = None
     mqtt_password: str | None = field(default=None, repr=False)
+    joined_with: str = ""
     schema: str = SCHEMA
 
 
@@ -105,8 +109,11 @@ class IdentityStore:
             write_durable(self.key_path, key_pem)
         return _request(key_pem, device_id)
 
-    def save(self, device_id: str, answer: JoinAnswer, host: str, port: int) -> Enrolment:
-        """Make a join durable. The certificate must be for our key; ProtocolError otherwise."""
+    def save(self, device_id: str, answer: JoinAnswer, host: str, port: int, *, joined_with: str = "") -> Enrolment:
+        """Make a join durable; the enrolment before stays as the previous copy.
+
+        The certificate must be for our key; ProtocolError otherwise.
+        """
         _check_pair(answer.cert_pem, self.key_path)
         enrolment = Enrolment(
             device_id=topics.check_id(device_id, what="device_id"),
@@ -122,6 +129,7 @@ class IdentityStore:
             broker_version=answer.broker_version,
             mqtt_username=answer.mqtt_username,
             mqtt_password=answer.mqtt_password,
+            joined_with=joined_with,
         )
         self.keep(enrolment)
         write_durable(self.cert_path, answer.cert_pem.encode())
@@ -143,6 +151,16 @@ class IdentityStore:
             raise ConfigError(
                 f"cannot make {self._folder}: {err.strerror}", next_step="choose a writable state_dir"
             ) from err
+
+
+def certificate_end_s(cert_pem: str) -> float:
+    """When the first certificate of `cert_pem` ends, wall seconds. Raises ConfigError."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(cert_pem.encode()).not_valid_after_utc.timestamp()
+    except ValueError as err:
+        raise ConfigError("the device's certificate cannot be read", next_step="join again") from err
 
 
 def made_id(hostname: str, random_hex: str) -> str:

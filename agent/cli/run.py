@@ -34,18 +34,29 @@ def agent(argv: list[str]) -> int:
 
 
 def join(argv: list[str]) -> int:
-    """Enrol this device; harmless when it is enrolled already."""
+    """Enrol this device, or renew its certificate; harmless with a token that it has used already."""
     from agent.compose_control import join_fleet
 
     parser = argparse.ArgumentParser(prog="midstream join", description="enrol this device with a coordinator")
     parser.add_argument("token", help="the token that the coordinator printed; - reads standard input")
+    parser.add_argument("--replace", action="store_true", help="leave the present fleet for the token's")
     _add_settings(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     token = sys.stdin.readline().strip() if options.token == "-" else options.token
-    enrolment = asyncio.run(join_fleet(_config(options), token))
-    found = {"device_id": enrolment.device_id, "fleet": enrolment.fleet, "coordinator": enrolment.coordinator_host}
-    print(json.dumps(found) if options.json else f"joined fleet {enrolment.fleet} as {enrolment.device_id}")
+    joined = asyncio.run(join_fleet(_config(options), token, replace=options.replace))
+    enrolment = joined.enrolment
+    found = {
+        "device_id": enrolment.device_id, "fleet": enrolment.fleet, "coordinator": enrolment.coordinator_host,
+        "outcome": joined.outcome,
+    }  # fmt: skip
+    done = {
+        "joined": "joined fleet {} as {}",
+        "moved": "moved to fleet {} as {}; restart a running agent",
+        "renewed": "renewed the certificate in fleet {} of {}; a running agent takes it at its next start",
+        "unchanged": "fleet {} has {} already, by this join string",
+    }[joined.outcome].format(enrolment.fleet, enrolment.device_id)
+    print(json.dumps(found) if options.json else done)
     return 0
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.enrolment import join
+from agent.identity import IdentityStore
 from cloud_stub.mosquitto import write_mosquitto
 from links.http import HttpLink
 from protocol.errors import ConfigError
@@ -97,6 +99,26 @@ async def test_join_connect_register_and_drain(
     async with RunningHouse(config_for(tmp_path)) as agent:
         await agent.until_state("connected")
         assert (await agent.status())["via"] == "last_good"
+
+
+async def test_a_new_join_string_renews_and_one_of_another_fleet_moves_nothing(
+    tmp_path: Path, coordinator: JoinableCoordinator
+) -> None:
+    store = IdentityStore(config_for(tmp_path).identity_dir)
+    first = await join(store, "pi", coordinator.token())
+    other = JoinableCoordinator(tmp_path / "other", "lab")
+    await other.start()
+    async with RunningHouse(config_for(tmp_path, join_token=encode_join(other.token()))) as agent:
+        await agent.until(lambda: "join" in {w.name for w in agent.house.health.warnings})
+        (warning,) = [w for w in agent.house.health.warnings if w.name == "join"]
+        assert "--replace" in warning.next_step
+        assert (other.joins, store.enrolment()) == (0, first)
+    await other.stop()
+    async with RunningHouse(config_for(tmp_path, join_token=encode_join(coordinator.token()))) as agent:
+        await agent.until(lambda: coordinator.joins == 2 and agent.house.control.connector is not None)
+        renewed = agent.house.control.enrolment
+        assert renewed is not None and renewed.cert_pem != first.cert_pem
+        assert store.enrolment() == renewed
 
 
 async def test_a_broker_that_vanishes_and_comes_back(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from agent.enrolment import enrolled_by, join
-from agent.identity import IdentityStore, made_id
+from agent.enrolment import enrolled_by, join, join_or_renew
+from agent.identity import IdentityStore, certificate_end_s, made_id
 from links.http import HttpLink
 from links.tls import client_context
 from protocol.errors import ConfigError, LinkError, NotAllowed
@@ -112,3 +113,45 @@ async def test_an_enrolled_device_cannot_be_renamed_in_passing(
     assert store.device_id(None, "x") == "pi-1"
     with pytest.raises(ConfigError, match="enrolled as 'pi-1'"):
         store.device_id("pi-2", "x")
+
+
+async def test_another_token_renews_the_certificate_and_keeps_key_and_previous_copy(
+    coordinator: JoinableCoordinator, store: IdentityStore
+) -> None:
+    token = coordinator.token()
+    first = await join_or_renew(store, "pi-1", token)
+    key = store.key_path.read_bytes()
+    again = await join_or_renew(store, "pi-1", token)
+    assert (first.outcome, again.outcome, coordinator.joins) == ("joined", "unchanged", 1)
+    renewed = await join_or_renew(store, "pi-1", coordinator.token())
+    assert renewed.outcome == "renewed"
+    assert renewed.enrolment.cert_pem != first.enrolment.cert_pem
+    assert store.key_path.read_bytes() == key
+    assert store.enrolment() == renewed.enrolment
+    store.cert_path.with_name("enrolment.json").write_bytes(b"torn")
+    assert store.enrolment() == first.enrolment
+    assert certificate_end_s(first.enrolment.cert_pem) > time.time() + 700 * 86_400
+
+
+async def test_a_refused_renewal_leaves_the_present_enrolment(
+    coordinator: JoinableCoordinator, store: IdentityStore
+) -> None:
+    present = (await join_or_renew(store, "pi-1", coordinator.token())).enrolment
+    with pytest.raises(NotAllowed):
+        await join_or_renew(store, "pi-1", coordinator.token(secret="guess"))
+    assert store.enrolment() == present
+
+
+async def test_a_token_of_another_fleet_moves_the_device_only_when_asked(
+    coordinator: JoinableCoordinator, store: IdentityStore, tmp_path: Path
+) -> None:
+    present = (await join_or_renew(store, "pi-1", coordinator.token())).enrolment
+    other = JoinableCoordinator(tmp_path / "other", fleet="lab")
+    await other.start()
+    with pytest.raises(ConfigError, match="another coordinator") as caught:
+        await join_or_renew(store, "pi-1", other.token())
+    assert "--replace" in caught.value.next_step
+    assert (other.joins, store.enrolment()) == (0, present)
+    moved = await join_or_renew(store, "pi-1", other.token(), replace=True)
+    assert (moved.outcome, moved.enrolment.fleet) == ("moved", "lab")
+    await other.stop()
