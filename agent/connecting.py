@@ -173,7 +173,8 @@ class Connector:
             self.kick("the broker names another address of the coordinator")
 
     async def _search(self) -> None:
-        if self._session is None or self._session.state != "up":
+        # A search changes nothing about a broker that refuses us, so it must not hide the refusal.
+        if self._session is None or self._session.state not in ("up", "refused"):
             self._ports.step("search")
         try:
             found = await locate(self._known(), self._ports.sources, self._ports.check)

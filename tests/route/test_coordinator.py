@@ -293,6 +293,22 @@ async def test_the_real_agent_over_mosquitto_with_mqtt_5(tmp_path: Path, free_po
             process.wait()
 
 
+async def test_a_revoked_agent_says_so_and_keeps_serving(tmp_path: Path) -> None:
+    async with running(tmp_path) as coordinator:
+        config = config_for(tmp_path / "agent", join_token=coordinator.house.join_string())
+        async with RunningHouse(config) as agent:
+            await agent.until_state("connected")
+            await AdminClient(coordinator.house.config.state_dir).ask("POST", "/devices/pi/revoke")
+            await agent.until_state("refused")
+            assert agent.house.control.connector is not None
+            agent.house.control.connector.kick("no waiting for the pause between searches")
+            await agent.until(lambda: {"control", "fleet"} <= {w.name for w in agent.house.health.warnings})
+            found = await agent.status()
+            assert found["life"]["connected"] == "refused", "and a search does not hide it"
+            assert all("fleet list" in w["next_step"] for w in found["warnings"])
+            assert (await agent.get("/healthz"))[0] == 200
+
+
 async def _policy_in_force(client: AdminClient, version: int) -> None:
     async with asyncio.timeout(40):
         while not (devices := (await client.ask("GET", "/devices"))["devices"]) or devices[0]["policy"] != version:
