@@ -326,7 +326,9 @@ class Runner:
         except TimeoutError:
             self._failed(link, LinkTimeout(f"no answer within {EXPLORE_S:.0f} s"), began_s)
         except FarEndError as err:
-            self._failed(link, err.cause, began_s)
+            # Whether the input was good is not known here: one client's bad picture closes the arm for nobody else.
+            if not isinstance(err.cause, BadRequest):
+                self._failed(link, err.cause, began_s)
         except MidstreamError as err:  # this device was full or could not read the input: nothing is learnt
             _log.debug("%s: %s was not looked at: %s", self.plan.name, link, err)
         else:

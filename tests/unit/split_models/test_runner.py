@@ -231,6 +231,19 @@ async def test_a_bad_input_on_the_cloud_arm_is_named_by_the_device(house: House)
     assert str((await house.ask()).arm) == "cloud", "the link was blamed for the input"
 
 
+async def test_a_bad_input_that_was_sent_to_look_at_a_link_closes_it_for_nobody(house: House) -> None:
+    house.policy = SplitPolicy(explore_one_in=1)
+    house.remote.reactions["m"] = BadRequest("cannot decode", field="x")
+    with pytest.raises(BadRequest):
+        await house.ask(b"bad")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert house.remote.asked, "the link was not looked at"
+    house.remote.reactions["m"] = ANSWER
+    await house.until("cloud")
+    assert not house.stale
+
+
 async def test_a_head_that_fails_here_is_not_the_links_fault(house: House) -> None:
     house.policy = PRIVATE
     await house.until("cut:003:int8")
