@@ -40,7 +40,9 @@ def decode(data: bytes | memoryview, field: str) -> NDArray[np.uint8]:
     except (BadRequest, TooLarge):
         raise
     except image_module.UnidentifiedImageError as err:  # its own text is an address in memory
-        raise BadRequest("the image cannot be decoded: it is no picture of a known kind", next_step=_NEXT, field=field) from err
+        raise BadRequest(
+            "the image cannot be decoded: it is no picture of a known kind", next_step=_NEXT, field=field
+        ) from err
     except image_module.DecompressionBombError as err:
         raise BadRequest("the image holds too many pixels", next_step=_NEXT, field=field) from err
     except Exception as err:  # decoders raise OSError, SyntaxError, ValueError, struct.error and zlib.error
