@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cloud_stub.admin_client import AdminClient
 from cloud_stub.config import CoordinatorConfig, add_flags, flags_of, load_config, local_environment
 from protocol.errors import ConfigError
+from protocol.held_folder import hold_folder
 
 if TYPE_CHECKING:
     from cloud_stub.compose import CoordinatorHouse
@@ -82,23 +83,24 @@ async def _run(config: CoordinatorConfig, as_json: bool) -> int:
         if as_json:
             print(json.dumps(record), flush=True)
 
-    house = CoordinatorHouse(config, tell)
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    await house.start()
-    try:
-        if as_json:
-            tell(_ready(house))
-        else:
-            print("\n".join(welcome(house)), flush=True)
-        await ending.wait()
-    finally:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await house.stop()
-        tell({"event": "stopped"})
+    with hold_folder(config.state_dir, "coordinator"):
+        house = CoordinatorHouse(config, tell)
+        await house.start()
+        try:
+            if as_json:
+                tell(_ready(house))
+            else:
+                print("\n".join(welcome(house)), flush=True)
+            await ending.wait()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await house.stop()
+            tell({"event": "stopped"})
     return 0
 
 

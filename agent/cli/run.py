@@ -16,6 +16,7 @@ from typing import Any
 from agent.config import AgentConfig, load
 from agent.settings_table import SETTINGS
 from protocol.errors import ConfigError
+from protocol.held_folder import hold_folder
 
 FLAGS = tuple(setting for setting in SETTINGS if setting.name != "join_token")
 """A token on the command line would show in the process list; it comes from the environment or the file."""
@@ -148,17 +149,18 @@ async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _ask_to_stop, stopping)
-    console = Console(json_lines=options.json, events_file=options.events)
-    try:
-        whole = House(config, console)
-        await whole.supervisor.start()
+    with hold_folder(config.state_dir, "agent"):
+        console = Console(json_lines=options.json, events_file=options.events)
         try:
-            whole.tell_ready()
-            await stopping.wait()
+            whole = House(config, console)
+            await whole.supervisor.start()
+            try:
+                whole.tell_ready()
+                await stopping.wait()
+            finally:
+                await whole.supervisor.stop()
         finally:
-            await whole.supervisor.stop()
-    finally:
-        console.close()
+            console.close()
     return 0
 
 
