@@ -121,8 +121,16 @@ class Supervisor:
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=f"midstream-{name}")
-        task.add_done_callback(_report_death)
+        task.add_done_callback(self._report_death)
         return task
+
+    def _report_death(self, task: asyncio.Task[None]) -> None:
+        """What an operator can repair is a warning with its next step; what is our bug goes to the log as a whole."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, MidstreamError):
+            self._parts.health.warn(task.get_name(), error.message, error.next_step)
+        elif error is not None:
+            log.error("%s ended with an error; the agent goes on without it", task.get_name(), exc_info=error)
 
     async def _guarded(self, work: Awaitable[None], what: str) -> None:
         """Stopping goes on whatever one part does."""
@@ -130,8 +138,3 @@ class Supervisor:
             await work
         except (MidstreamError, TimeoutError) as err:
             log.warning("%s: %s", what, err)
-
-
-def _report_death(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("%s ended with an error; the agent goes on without it", task.get_name(), exc_info=task.exception())

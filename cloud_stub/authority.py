@@ -29,7 +29,7 @@ from cloud_stub.certificates import (
     signed_by,
 )
 from protocol.decode import decode, encode
-from protocol.durable import disk_error, read_durable, write_durable
+from protocol.durable import disk_error, read_durable, remove_durable, write_durable
 from protocol.errors import ConfigError
 from protocol.signature import key_id_of, new_private_key, public_key
 
@@ -40,6 +40,7 @@ OWN_NAME = "coordinator"
 
 RENEW_BEFORE_S = 30 * DAY_S
 CLIENT_KEY_PREFIX = "msk-"
+CLIENT_KEY_FILE = "client-key.sha256"
 ALWAYS_NAMED = ("localhost", "127.0.0.1", "::1")
 
 
@@ -139,7 +140,7 @@ def open_authority(state_dir: Path, fleet: str, now_s: float) -> Authority:
     ca = _root(state_dir / "ca.pem", read_pair, complete, lambda: make_ca(fleet, now_s), lambda p: p.bundle)
     key = _root(state_dir / "policy.key", _policy_key, complete, _new_policy_key, encode)
     admin = _root(state_dir / "admin.key", _key_text, False, lambda: secrets.token_urlsafe(32), str.encode)
-    client_sha256, client_key = _client_key(state_dir / "client-key.sha256")
+    client_sha256, client_key = _client_key(state_dir / CLIENT_KEY_FILE)
     record = evolve(record, run=record.run + 1) if record else FleetRecord(fleet, int(now_s), 1)
     write_durable(state_dir / "ca-certificate.pem", ca.cert_pem, 0o644)
     write_durable(state_dir / "fleet.json", encode(record))
@@ -147,6 +148,12 @@ def open_authority(state_dir: Path, fleet: str, now_s: float) -> Authority:
         state_dir=state_dir, record=record, ca=ca, policy_key=key, admin_key=admin, client_key_sha256=client_sha256,
         new_client_key=client_key, first_start=not complete,
     )  # fmt: skip
+
+
+def take_back_client_key(authority: Authority) -> None:
+    """Forget a client key that this start made and could not show; the next start makes another."""
+    if authority.new_client_key is not None:
+        remove_durable(authority.state_dir / CLIENT_KEY_FILE)
 
 
 def ensure_certificates(authority: Authority, addresses: Sequence[str], now_s: float) -> bool:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from cloud_stub.admin_client import AdminClient
 from cloud_stub.config import CoordinatorConfig, add_flags, flags_of, load_config, local_environment
@@ -120,7 +121,7 @@ def _ready(house: CoordinatorHouse) -> dict[str, Any]:
 
 
 def welcome(house: CoordinatorHouse) -> list[str]:
-    """What a person needs after a start; secrets only on the first."""
+    """What a person needs after a start: the key that it made, and a join string until a device has joined."""
     config, authority = house.config, house.authority
     broker = config.broker if config.broker_url else f"embedded (MQTT 3.1.1, TLS, port {house.broker_port})"
     lines = [
@@ -133,7 +134,7 @@ def welcome(house: CoordinatorHouse) -> list[str]:
     ]
     if authority.new_client_key:
         lines += [f"  API key    {authority.new_client_key}", "             shown this once, kept hashed"]
-    if authority.first_start:
+    if not house.registry.ids():
         hours = config.join_ttl_s / 3600
         lines += [
             "",
@@ -214,10 +215,10 @@ async def _history(client: AdminClient, options: argparse.Namespace) -> None:
 async def _fleet(options: argparse.Namespace) -> int:
     client = _client(options)
     if options.verb == "forget":
-        found = await client.ask("DELETE", f"/devices/{options.device_id}")
+        found = await client.ask("DELETE", f"/devices/{quote(options.device_id, safe='')}")
         _show(options, found, [f"{options.device_id} is forgotten; its id may join again"])
     elif options.verb == "revoke":
-        found = await client.ask("POST", f"/devices/{options.device_id}/revoke")
+        found = await client.ask("POST", f"/devices/{quote(options.device_id, safe='')}/revoke")
         _show(options, found, [f"{options.device_id} is refused from now on"])
     else:
         found = await client.ask("GET", "/devices")

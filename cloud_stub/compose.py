@@ -16,7 +16,7 @@ from cloud_stub.access import admin, error_response, fleet_member
 from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.admin import AdminApi
 from cloud_stub.advert import advertise, instance_name, txt_record
-from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority
+from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority, take_back_client_key
 from cloud_stub.broker import EmbeddedBroker
 from cloud_stub.certificates import DAY_S, key_of
 from cloud_stub.config import CoordinatorConfig
@@ -105,6 +105,7 @@ class CoordinatorHouse:
         config, now_s = self.config, self._wall().unix_s
         self.addresses = await asyncio.to_thread(advertised, config)
         self.authority: Authority = await asyncio.to_thread(open_authority, config.state_dir, config.fleet, now_s)
+        stack.push(self._after_start)
         await asyncio.to_thread(ensure_certificates, self.authority, self.addresses, now_s)
         opened: OpenedRegistry = open_registry(config.state_dir / "registry.sqlite")
         stack.callback(opened.registry.close)
@@ -116,6 +117,11 @@ class CoordinatorHouse:
             self.notes.append(f"the registry was damaged and moved to {opened.moved_to}; devices will register again")
         self._secrets = JoinSecrets(config.state_dir / "join.json", self._clock)
         self.publisher = Publisher(self.authority, self.registry, self._wall)
+
+    def _after_start(self, failure: type[BaseException] | None, *_: object) -> None:
+        """A start that failed showed nobody the client key that it made; `stop` comes here without a failure."""
+        if failure is not None:
+            take_back_client_key(self.authority)
 
     async def _open_broker(self, stack: contextlib.AsyncExitStack) -> None:
         url = self.config.broker_url

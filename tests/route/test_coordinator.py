@@ -332,6 +332,20 @@ async def test_policy_verbs_name_what_is_wrong(tmp_path: Path) -> None:
         assert (await client.ask("GET", "/policy"))["policies"] == []
 
 
+async def test_a_start_that_fails_keeps_no_secret_from_its_operator(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    taken = free_port()
+    with socket.create_server(("127.0.0.1", taken)), pytest.raises(ConfigError, match="already in use"):
+        async with running(tmp_path, port=taken):
+            pass
+    async with running(tmp_path) as second:
+        shown = "\n".join(cli.welcome(second.house))
+        key = second.house.authority.new_client_key
+        assert key is not None and key in shown and "midstream join mj1." in shown
+        assert (await second.get("/metrics", key=key)).status == 200
+
+
 async def test_restarts_keep_trust_and_history(tmp_path: Path) -> None:
     async with running(tmp_path) as first:
         files = await first.member()
