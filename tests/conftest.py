@@ -126,6 +126,16 @@ def _sockets() -> set[str]:
     return found
 
 
+def _describe(link: str) -> str:
+    """The kernel's line about a socket, from its inode."""
+    inode = link.removeprefix("socket:[").removesuffix("]")
+    for table in ("tcp", "tcp6", "udp", "udp6", "unix"):
+        for row in Path("/proc/net", table).read_text().splitlines():
+            if inode in row.split():
+                return f"{table} {' '.join(row.split()[:4])}"
+    return f"inode {inode}, closed meanwhile or of another kind"
+
+
 def _threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if not t.name.startswith(LASTING_THREADS)}
 
@@ -141,7 +151,7 @@ def nothing_lingers() -> Iterator[None]:
     left_threads = {t.name for t in _threads() - threads}
     left_sockets = _sockets() - sockets
     assert not left_threads, f"the test left threads running: {sorted(left_threads)}"
-    assert not left_sockets, f"the test left {len(left_sockets)} sockets open"
+    assert not left_sockets, f"the test left sockets open: {[_describe(one) for one in left_sockets]}"
 
 
 @pytest.fixture
