@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up everything that `make demo` or `make test` needs, on a fresh Debian or Ubuntu with Python 3.11+, root or not.
 # Nothing outside this folder and the user's cache is changed: packages that Python cannot bring are unpacked in .setup/.
-# Usage: .ci/setup.sh demo|test|lint
+# Usage: .ci/setup.sh demo|test|lint, or .ci/setup.sh venv FOLDER for an empty virtual environment
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lane=${1:-test}
@@ -36,18 +36,26 @@ unpack_packages() {  # unpack_packages NAME...: into .setup/root, with the libra
   for deb in .setup/debs/*.deb; do dpkg -x "$deb" .setup/root; done
 }
 
-make_venv() {
-  local python=$1
+make_venv() {  # make_venv PYTHON FOLDER
+  local python=$1 folder=$2 pip_wheel
   if "$python" -c 'import ensurepip' 2>/dev/null; then
-    "$python" -m venv .venv
+    "$python" -m venv "$folder"
     return
   fi
   say "this Python has no ensurepip; unpacking the distribution's pip wheel"
-  unpack_packages python3-pip-whl
-  "$python" -m venv --without-pip .venv
-  local pip_wheel
+  if ! command -v apt-get >/dev/null || ! unpack_packages python3-pip-whl; then
+    echo "no pip can be had: install the package python3-venv (see .setup/apt.log), or set PYTHON to another Python" >&2
+    exit 2
+  fi
+  "$python" -m venv --without-pip "$folder"
   pip_wheel=$(ls .setup/root/usr/share/python-wheels/pip-*.whl | head -1)
-  .venv/bin/python "$pip_wheel/pip" install -q --no-index "$pip_wheel"
+  "$folder/bin/python" "$pip_wheel/pip" install -q --no-index "$pip_wheel"
+}
+
+install() {  # pip install in .venv: with bars for people, without a word for logs
+  local quiet=-q
+  [ -t 1 ] && quiet=--progress-bar=on
+  .venv/bin/python -m pip install --disable-pip-version-check "$quiet" "$@"
 }
 
 set_up_python() {
@@ -57,14 +65,14 @@ set_up_python() {
   if [ -f ".venv/.stamp-$stamp" ] && .venv/bin/python -c 'import attrs' 2>/dev/null; then return; fi
   say "Python packages into .venv with $python (about a minute)"
   rm -rf .venv
-  make_venv "$python"
-  .venv/bin/python -m pip install --disable-pip-version-check -q --upgrade 'pip>=25.1'
+  make_venv "$python" .venv
+  install --upgrade 'pip>=25.1'
   if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar on -q -r requirements/test.lock
-    .venv/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .
+    install -r requirements/test.lock
+    install --no-deps -e .
   else
     say "the lock file is for Python 3.11; resolving anew for this one (untested)"
-    .venv/bin/python -m pip install --disable-pip-version-check -q -e '.[dev]'
+    install -e '.[dev]'
   fi
   touch ".venv/.stamp-$stamp"
 }
@@ -93,6 +101,10 @@ set_up_models() {
 }
 
 mkdir -p .setup
+if [ "$lane" = venv ]; then
+  make_venv "$(find_python)" "${2:?which folder?}"
+  exit
+fi
 set_up_python
 case $lane in
   lint) ;;

@@ -88,6 +88,15 @@ def test_readme_shows_the_two_commands() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make demo" in readme
     assert "make test" in readme
+    assert "@@" not in readme, "a place that was to be filled"
+
+
+def test_every_benchmark_that_the_makefile_names_is_there() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"benchmarks\.(\w+)", text) + re.findall(r"for b in ([\w ]+);", text)[0].split()
+    assert len(named) >= 4
+    missing = [n for n in named if not any((ROOT / "benchmarks" / f).exists() for f in (f"{n}.py", f"{n}/__main__.py"))]
+    assert missing == []
 
 
 def test_architecture_lists_every_file() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
-
-import pytest
 
 from profiles.facts import Facts, collect
 from profiles.live import fill, host_numbers, onnxruntime_builds
@@ -26,7 +25,7 @@ def test_what_the_files_told_is_kept() -> None:
 
 
 def test_a_limit_stays_below_what_psutil_says() -> None:
-    pytest.importorskip("psutil")
+    importlib.import_module("psutil")
     assert fill(Facts(memory_bytes=1 << 20)).memory_bytes == 1 << 20
     unlimited = fill(Facts())
     assert unlimited.memory_bytes == unlimited.memory_total_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import struct
 import zlib
@@ -359,8 +360,8 @@ class TestStockClient:
     """The unmodified tritonclient builds requests that we read and reads answers that we build."""
 
     def test_fp16_and_bytes_in_binary(self) -> None:
-        numpy = pytest.importorskip("numpy")
-        triton = pytest.importorskip("tritonclient.http")
+        numpy = importlib.import_module("numpy")
+        triton = importlib.import_module("tritonclient.http")
         half = triton.InferInput("x", [2, 3], "FP16")
         half.set_data_from_numpy(numpy.arange(6, dtype=numpy.float16).reshape(2, 3))
         image = triton.InferInput("image", [1], "BYTES")
@@ -373,8 +374,8 @@ class TestStockClient:
         assert bytes_elements(request.inputs[1]) == [b"\xff\xd8jpeg"]
 
     def test_it_reads_our_answers(self) -> None:
-        numpy = pytest.importorskip("numpy")
-        triton = pytest.importorskip("tritonclient.http")
+        numpy = importlib.import_module("numpy")
+        triton = importlib.import_module("tritonclient.http")
         values = numpy.arange(4, dtype="<f2").reshape(2, 2)
         outputs = (Tensor("y", "FP16", (2, 2), values.tobytes()), bytes_tensor("z", [b"a", b""]))
         headers, body = encode_response(InferResponse("m", outputs, id="7"), True)
@@ -384,8 +385,8 @@ class TestStockClient:
         assert result.get_response()["id"] == "7"
 
     def test_json_inputs(self) -> None:
-        numpy = pytest.importorskip("numpy")
-        triton = pytest.importorskip("tritonclient.http")
+        numpy = importlib.import_module("numpy")
+        triton = importlib.import_module("tritonclient.http")
         given_input = triton.InferInput("x", [2, 2], "INT32")
         given_input.set_data_from_numpy(numpy.array([[1, 2], [3, -4]], dtype=numpy.int32), binary_data=False)
         body, length = triton.InferenceServerClient.generate_request_body(

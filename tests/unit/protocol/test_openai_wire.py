@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import struct
 from typing import Any
@@ -57,7 +58,7 @@ class TestStockClient:
     """The types of the unmodified openai package, checked strictly."""
 
     def test_chat(self) -> None:
-        types = pytest.importorskip("openai.types.chat")
+        types = importlib.import_module("openai.types.chat")
         logprobs = logprobs_object("chat", TOKENS, 2)
         whole = response(CHAT, "😀", "stop", USAGE, logprobs=logprobs, extra={"midstream": {"side": "device"}})
         found = types.ChatCompletion.model_validate_json(dump(whole), strict=True)
@@ -70,7 +71,7 @@ class TestStockClient:
         assert entries[1].logprob == -9999.0
 
     def test_chat_chunks(self) -> None:
-        types = pytest.importorskip("openai.types.chat")
+        types = importlib.import_module("openai.types.chat")
         first = types.ChatCompletionChunk.model_validate_json(dump(chunk(CHAT, "", role=True)), strict=True)
         assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
         last = types.ChatCompletionChunk.model_validate_json(dump(chunk(CHAT, finish="length")), strict=True)
@@ -79,7 +80,7 @@ class TestStockClient:
         assert (usage.choices, usage.usage.completion_tokens) == ([], 2)
 
     def test_completions(self) -> None:
-        types = pytest.importorskip("openai.types")
+        types = importlib.import_module("openai.types")
         logprobs = logprobs_object("completion", TOKENS, 1)
         whole = response(TEXT, "😀", "stop", USAGE, logprobs=logprobs)
         found = types.Completion.model_validate_json(dump(whole), strict=True)
@@ -89,7 +90,7 @@ class TestStockClient:
         assert part.choices[0].text == "x"
 
     def test_models_and_embeddings(self) -> None:
-        types = pytest.importorskip("openai.types")
+        types = importlib.import_module("openai.types")
         listed = models_list([("m", "midstream", 5)])
         assert types.Model.model_validate(listed["data"][0], strict=True).id == "m"
         found = types.CreateEmbeddingResponse.model_validate(embeddings_response("m", [[0.5, 1.0]], 3, False))
