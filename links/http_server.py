@@ -22,7 +22,16 @@ from links.frames import WebSocketFrames
 from links.origin import Refusal, check_origin
 from links.port import MAX_FRAME_BYTES, FrameRoute, Request, Response, Route
 from links.router import Router
-from protocol.errors import ConfigError, Full, LinkClosed, MidstreamError, NotAllowed, RejectedError, TooLarge
+from protocol.errors import (
+    BadRequest,
+    ConfigError,
+    Full,
+    LinkClosed,
+    MidstreamError,
+    NotAllowed,
+    RejectedError,
+    TooLarge,
+)
 
 log = logging.getLogger("midstream.links.http_server")
 
@@ -315,7 +324,12 @@ class _Front:
         socket = web.WebSocketResponse(
             timeout=2.0, autoping=False, max_msg_size=MAX_FRAME_BYTES + 1, compress=False, heartbeat=None
         )
-        await socket.prepare(raw)
+        try:
+            await socket.prepare(raw)
+        except web.HTTPException as err:
+            raise BadRequest(
+                f"this is no WebSocket handshake: {err.text}", next_step="connect with a WebSocket client, version 13"
+            ) from err
         stream = WebSocketFrames(socket, peer=request.peer or "the client", heartbeat_s=self.limits.heartbeat_s)
         try:
             await route.handle(request, stream)

@@ -52,7 +52,8 @@ def load_json(
     except RecursionError as err:
         raise ProtocolError(f"{what} nests more than {max_depth} levels deep") from err
     except ValueError as err:
-        raise ProtocolError(f"{what} is not JSON: {err}") from err
+        reason = "a number has too many digits" if "set_int_max_str_digits" in str(err) else str(err)
+        raise ProtocolError(f"{what} is not JSON: {reason}") from err
     if not bulk:
         _check_depth(found, what, max_depth)
     return found
@@ -113,8 +114,8 @@ def _schema(text: str) -> tuple[str, int] | None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"key {twice[:64]!r} appears twice")
     return found
 

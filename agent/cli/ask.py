@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import quote
 
 from agent.cli.answers import ChatStream, labels_of, painted
 from agent.config import DEFAULT_PORT, colours_wanted, load
@@ -22,6 +23,7 @@ from protocol.tensors import Tensor
 
 MAX_IMAGE_BYTES = 16 << 20
 MAX_EVENT_BYTES = 1 << 20
+MAX_PROMPT_BYTES = 2 << 20
 DEFAULT_DEADLINE_S = 60.0
 # First use of a text model loads it.
 CHAT_DEADLINE_S = 120.0
@@ -49,7 +51,11 @@ def chat(argv: list[str]) -> int:
     parser.add_argument("--color", action="store_true", help="colours even when the output is no terminal")
     options = parser.parse_args(argv)
     options.color = options.color or (sys.stdout.isatty() and colours_wanted())
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = _prompt(
+        sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+        if options.prompt == "-"
+        else options.prompt.encode("utf-8", "surrogateescape")
+    )
     return asyncio.run(_chat(options, prompt))
 
 
@@ -72,7 +78,10 @@ async def get_json(url: str, path: str, deadline_s: float = 5.0) -> dict[str, An
         await link.close()
     if reply.status not in (200, 503):
         raise error_of(reply)
-    found = json.loads(reply.body)
+    try:
+        found = json.loads(reply.body)
+    except ValueError:
+        found = None
     if not isinstance(found, dict):
         raise LinkError(f"{url}{path} did not answer with an object", next_step="check what listens there")
     return found
@@ -102,11 +111,26 @@ def _parser(verb: str, text: str) -> argparse.ArgumentParser:
 
 def _read_image(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_IMAGE_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_IMAGE_BYTES >> 20} MiB", next_step="scale the image down")
-        return path.read_bytes()
+        with path.open("rb") as file:  # bounded by what is read: a device file has no size
+            data = file.read(MAX_IMAGE_BYTES + 1)
     except OSError as err:
         raise ConfigError(f"cannot read {path}: {err.strerror}", next_step="check the path") from err
+    if len(data) > MAX_IMAGE_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_IMAGE_BYTES >> 20} MiB", next_step="scale the image down")
+    return data
+
+
+def _prompt(data: bytes) -> str:
+    """What to ask, whatever encoding the terminal claims to have."""
+    if len(data) > MAX_PROMPT_BYTES:
+        raise ConfigError(f"the prompt is larger than {MAX_PROMPT_BYTES >> 10} KiB", next_step="shorten it")
+    try:
+        prompt = data.decode("utf-8")
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"the prompt is not text in UTF-8 at byte {err.start}", next_step="convert it first") from err
+    if not prompt.strip():
+        raise ConfigError("there is nothing to ask", next_step='midstream chat "a question", or - with text on stdin')
+    return prompt
 
 
 def image_request(model: str, image: bytes) -> InferRequest:
@@ -117,12 +141,13 @@ def image_request(model: str, image: bytes) -> InferRequest:
 
 async def _infer(options: argparse.Namespace, image: bytes) -> int:
     headers, body = encode_request(image_request(options.model, image))
+    path = f"/v2/models/{quote(options.model, safe='')}/infer"
     link = HttpLink("agent", agent_url(options.url))
     try:
         for _ in range(max(1, options.repeat)):
             began_s = time.monotonic()
             try:
-                reply = await link.exchange(f"/v2/models/{options.model}/infer", headers, body, DEFAULT_DEADLINE_S)
+                reply = await link.exchange(path, headers, body, DEFAULT_DEADLINE_S)
             except LinkError as err:
                 raise not_running(agent_url(options.url), err) from err
             if reply.status != 200:

@@ -12,9 +12,10 @@ from agent.cli.progress import ProgressBar
 from agent.config import AgentConfig, load
 from engines.catalogue import load_catalogue
 from engines.store import ModelStore
-from protocol.errors import MidstreamError
+from protocol.errors import ConfigError, MidstreamError
 
 MIB = 1 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
 
 
 def models(argv: list[str]) -> int:
@@ -69,13 +70,24 @@ def _pull(store: ModelStore, options: argparse.Namespace) -> int:
 
 
 def _add(store: ModelStore, options: argparse.Namespace) -> int:
-    template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
+    template = _read_template(options.chat_template) if options.chat_template else None
     with ProgressBar(f"add {options.file.name}") as bar:
         entry = store.add(
             options.file, name=options.name, recipe=options.recipe, chat_template=template, progress=bar.update
         )
     print(json.dumps({"name": entry.name, "sha256": entry.sha256}) if options.json else f"added {entry.name}")
     return 0
+
+
+def _read_template(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_TEMPLATE_BYTES >> 10} KiB", next_step="name a template file")
+        return path.read_text(encoding="utf-8")
+    except OSError as err:
+        raise ConfigError(f"cannot read {path}: {err.strerror}", next_step="check the path") from err
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path} is not text in UTF-8", next_step="name a file with a Jinja chat template") from err
 
 
 def _list(store: ModelStore, options: argparse.Namespace) -> int:

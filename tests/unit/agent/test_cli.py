@@ -97,6 +97,57 @@ def test_ctrl_c_in_a_client_is_130_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("given", [b"", b" \n", b"\xff\xfeq"])
+def test_a_prompt_that_is_empty_or_no_text_is_named(tmp_path: Path, given: bytes) -> None:
+    done = subprocess.run(
+        [*MAIN, "chat", "-", "--model", "m", "--url", "http://127.0.0.1:9"],
+        input=given, capture_output=True, cwd=ROOT, env=os.environ | {"HOME": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert (b"not text in UTF-8" if b"q" in given else b"nothing to ask") in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("template", ["absent", "folder", "binary"])
+def test_a_chat_template_that_cannot_be_read_is_one_line(tmp_path: Path, template: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary").write_bytes(b"\xff\xd0")
+    done = call(
+        "models", "add", "m.gguf", "--models-dir", str(tmp_path / "m"), "--chat-template", str(tmp_path / template),
+        home=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and template in done.stderr
+
+
+def test_an_image_without_an_end_is_refused(tmp_path: Path) -> None:
+    done = call("infer", "m", "/dev/zero", "--url", "http://127.0.0.1:9", home=tmp_path)
+    assert done.returncode == 2
+    assert "larger than 16 MiB" in done.stderr
+
+
+def test_a_stranger_on_the_agents_port_is_named(tmp_path: Path) -> None:
+    import threading
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, format: str, *args: object) -> None:
+            return None
+
+    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        done = call("status", "--url", f"http://127.0.0.1:{server.server_port}", home=tmp_path)
+        thread.join()
+    assert done.returncode == 1
+    assert "check what listens there" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_an_agent_process_says_ready_and_drains_on_sigterm(tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     process = subprocess.Popen(

@@ -275,6 +275,17 @@ async def test_the_origin_of_a_websocket_is_checked_too(server: RunningServer) -
     await link.close()
 
 
+@pytest.mark.parametrize("version", ["", "Sec-WebSocket-Version: 99\r\n", "Sec-WebSocket-Version: 13\r\n"])
+async def test_a_bad_websocket_handshake_is_the_clients_fault(
+    server: RunningServer, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = f"GET /frames HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+    answer = await _talk(server.port, f"{request}{version}\r\n".encode())
+    assert answer.split()[1] == b"400"
+    assert b"no WebSocket handshake" in answer
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_vanished_frame_client_ends_its_handler(server: RunningServer, house: House) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(

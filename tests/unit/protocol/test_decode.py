@@ -176,6 +176,13 @@ def test_a_number_of_too_many_digits_is_refused() -> None:
         load_json(b"[" + b"9" * 5000 + b"]", what="document")
 
 
+def test_a_key_that_appears_twice_after_many_others_is_found_in_one_pass() -> None:
+    """Looking back at all keys for each of them would hold the event loop for an hour."""
+    many = b",".join(b'"%d":0' % number for number in range(300_000))
+    with pytest.raises(ProtocolError, match="'a' appears twice"):
+        load_json(b"{" + many + b',"a":0,"a":0}', what="document", max_bytes=8 << 20)
+
+
 def test_the_largest_document_is_taken_and_one_byte_more_is_not() -> None:
     body = json.dumps({"ratio": 1, "pad": ""}).encode()
     full = body[:-2] + b"x" * (MAX_DOCUMENT_BYTES - len(body)) + b'"}'
