@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from gateway import delivery
-from gateway.context import constraints_of
 from gateway.pipeline import TextWay
-from gateway.targets import Target
 from links.port import Request, Response, Route
 from protocol import openai_wire
-from protocol.chat import ChatRequest, EmbeddingsRequest
+from protocol.chat import ChatRequest
 from protocol.clock import WallClock
-from protocol.errors import MidstreamError, NotFound, Unsupported
+from protocol.errors import MidstreamError, NotFound
 
 Handle = Callable[[Request], Awaitable[Response]]
 JSON = {"content-type": "application/json"}
@@ -75,28 +72,11 @@ class Front:
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings, by the first allowed target whose engine was seen to embed."""
         wanted = openai_wire.parse_embeddings(request.body)
-        target = await self._embedding_target(wanted)
-        vectors = await target.engine.embed(wanted.texts)
-        counts = await asyncio.gather(*(target.engine.tokenize(text.encode("utf-8")) for text in wanted.texts))
-        document = openai_wire.embeddings_response(wanted.model, vectors, sum(map(len, counts)), wanted.base64)
-        return Response(200, {**JSON, "x-midstream-target": target.name}, openai_wire.dump(document))
-
-    async def _embedding_target(self, wanted: EmbeddingsRequest) -> Target:
-        targets = self._way.able(wanted.model, constraints_of(self._way.ports.policy()))
-        lost: MidstreamError | None = None
-        for target in sorted(targets, key=lambda target: not target.local):
-            try:
-                capabilities = await self._way.board.capabilities(target, wanted.model)
-            except MidstreamError as err:
-                lost = err
-                continue
-            if capabilities.embeds:
-                return target
-        if lost is not None:
-            raise lost
-        raise Unsupported(
-            f"model {wanted.model!r} does not make embeddings", next_step="name an embedding model", field="model"
-        )
+        run = self._way.embedding(wanted)
+        vectors = await run.vectors()
+        document = openai_wire.embeddings_response(wanted.model, vectors, run.prompt_tokens, wanted.base64)
+        headers = {**JSON, "x-midstream-target": run.target, "x-midstream-request-id": run.context.id}
+        return Response(200, headers, openai_wire.dump(document))
 
 
 def _shaped(handle: Handle) -> Handle:

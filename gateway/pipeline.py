@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from gateway import dispatch
 from gateway.answer import Answer
 from gateway.attempt import StreamPorts
 from gateway.context import Constraints, RequestContext, constraints_of
-from gateway.settings import GatewaySettings
+from gateway.embedding import EmbeddingRun
+from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard
-from protocol.chat import ChatRequest, prompt_bytes
-from protocol.clock import Clock
+from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes
 from protocol.errors import Full, Loading, NotAllowed, NotFound, TooLarge
-from protocol.events import Emit
 from protocol.policy import LimitsPolicy, Policy
 
 BYTES_PER_TOKEN = 4
@@ -33,28 +33,23 @@ ABORT_S = 1.0
 """Answers that were cut get this long to tell their clients."""
 
 
-@frozen
-class WayPorts:
-    """What the text way is given. `targets` and `policy` are read once per request."""
+class Running(Protocol):
+    """Something under way that holds a place."""
 
-    targets: Callable[[], Sequence[Target]]
-    policy: Callable[[], Policy]
-    emit: Emit
-    clock: Clock
-    ids: Callable[[], str]
-    rtt_s: Callable[[], Mapping[str, float]]
-    loading: Callable[[], Collection[str]] = field(default=frozenset)
+    async def abort(self, reason: str) -> None:
+        """End it from outside with an error that names `reason`."""
+        ...
 
 
 class TextWay:
     """Takes validated requests, gives answers that have not begun yet. Holds what requests share."""
 
-    def __init__(self, settings: GatewaySettings, ports: WayPorts) -> None:
+    def __init__(self, settings: GatewaySettings, ports: GatewayPorts) -> None:
         self.settings = settings
         self.ports = ports
         self.board = TargetBoard()
         self._lengths = AnswerLengths()
-        self._owners: dict[int, StreamOwner] = {}
+        self._running: dict[int, Running] = {}
         self._stopping = False
 
     def answer(self, chat: ChatRequest) -> Answer:
@@ -67,9 +62,18 @@ class TextWay:
         constraints = constraints_of(policy)
         targets = self.able(chat.model, constraints)
         plan = self._plan(chat, targets, constraints, policy)
-        context = self._context(chat, constraints, policy)
+        context = self._context(chat.model, constraints, policy)
         owner = self._owner(context, chat, plan, targets)
         return Answer(context, chat, owner, plan.reason, self._admit, self.ports.clock, self.ports.emit)
+
+    def embedding(self, wanted: EmbeddingsRequest) -> EmbeddingRun:
+        """The same steps for vectors, within the same bounds. Raises what `answer` raises."""
+        policy = self.ports.policy()
+        check_size(sum(prompt_bytes(text) for text in wanted.texts), policy.limits, "input")
+        constraints = constraints_of(policy)
+        targets = self.able(wanted.model, constraints)
+        context = self._context(wanted.model, constraints, policy)
+        return EmbeddingRun(context, wanted, targets, self.board, self._hold, self.ports.clock, self.ports.emit)
 
     def models(self) -> dict[str, tuple[str, ...]]:
         """Names of the targets by model, allowed ones only."""
@@ -118,9 +122,9 @@ class TextWay:
         prompt_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN
         return dispatch.plan(prompt_tokens, views, constraints, policy.dispatch, policy.migration.stall_s)
 
-    def _context(self, chat: ChatRequest, constraints: Constraints, policy: Policy) -> RequestContext:
+    def _context(self, model: str, constraints: Constraints, policy: Policy) -> RequestContext:
         deadline_at_s = self.ports.clock() + self.settings.deadline_s
-        return RequestContext(self.ports.ids(), chat.model, deadline_at_s, policy, constraints)
+        return RequestContext(self.ports.ids(), model, deadline_at_s, policy, constraints)
 
     def _owner(
         self, context: RequestContext, chat: ChatRequest, plan: dispatch.DispatchPlan, targets: Sequence[Target]
@@ -131,39 +135,47 @@ class TextWay:
         return StreamOwner(context, chat.text_request(), starts, targets, ports, self.settings)
 
     def _admit(self, answer: Answer) -> Callable[[], None]:
+        return self._hold(answer.owner)
+
+    def _hold(self, running: Running) -> Callable[[], None]:
+        """Take a place; returns the way to give it back. Raises Full."""
         if self._stopping:
             raise Full("this process is stopping", retry_after_s=5.0)
-        if len(self._owners) >= self.settings.max_concurrent:
-            raise Full(f"{len(self._owners)} answers are under way already", retry_after_s=1.0)
-        key = id(answer)
-        self._owners[key] = answer.owner
+        if len(self._running) >= self.settings.max_concurrent:
+            raise Full(f"{len(self._running)} requests are under way already", retry_after_s=1.0)
+        key = id(running)
+        self._running[key] = running
         return lambda: self._release(key)
 
     def _release(self, key: int) -> None:
-        self._owners.pop(key, None)
+        self._running.pop(key, None)
 
     async def stop(self) -> None:
         """Take nothing new, let running answers end for `drain_s`, then cut the rest with an error that says so."""
         self._stopping = True
         await self._ended(self.settings.drain_s)
-        for owner in tuple(self._owners.values()):
-            await owner.abort("this process is stopping")
+        for running in tuple(self._running.values()):
+            await running.abort("this process is stopping")
         await self._ended(ABORT_S)
 
     async def _ended(self, seconds: float) -> None:
         end_s = self.ports.clock() + seconds
-        while self._owners and self.ports.clock() < end_s:
+        while self._running and self.ports.clock() < end_s:
             await asyncio.sleep(0.02)
 
 
 def within_limits(chat: ChatRequest, limits: LimitsPolicy) -> ChatRequest:
     """The request with its answer bounded by policy. Raises TooLarge for a prompt over the bound."""
-    size_bytes = prompt_bytes(chat.prompt)
+    check_size(prompt_bytes(chat.prompt), limits, "messages" if chat.endpoint == "chat" else "prompt")
+    bounded = min(chat.sampling.max_tokens, limits.max_answer_tokens)
+    return evolve(chat, sampling=evolve(chat.sampling, max_tokens=bounded))
+
+
+def check_size(size_bytes: int, limits: LimitsPolicy, field: str) -> None:
+    """Raises TooLarge for a prompt over the bound."""
     if size_bytes > limits.max_prompt_bytes:
         raise TooLarge(
             f"the prompt has {size_bytes} bytes, policy.limits.max_prompt_bytes is {limits.max_prompt_bytes}",
             next_step="shorten the prompt or change the policy",
-            field="messages" if chat.endpoint == "chat" else "prompt",
+            field=field,
         )
-    bounded = min(chat.sampling.max_tokens, limits.max_answer_tokens)
-    return evolve(chat, sampling=evolve(chat.sampling, max_tokens=bounded))

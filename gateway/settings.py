@@ -1,8 +1,17 @@
-"""Static settings of the text way, the same for both houses. What may change at run time is policy."""
+"""Settings and ports of the text way, the same for both houses. What may change at run time is policy."""
 
 from __future__ import annotations
 
-from attrs import frozen
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from attrs import field, frozen
+
+from gateway.targets import Target
+from protocol.clock import Clock, WallClock, wall_now
+from protocol.events import Emit, ignore
+from protocol.policy import Policy
 
 
 @frozen
@@ -28,3 +37,25 @@ class GatewaySettings:
     ping_every_s: float = 10.0
     max_losses: int = 8
     drain_s: float = 5.0
+
+
+def _request_id() -> str:
+    return uuid.uuid4().hex
+
+
+@frozen
+class GatewayPorts:
+    """What a house gives to the text way.
+
+    targets: what can answer now; read at each request, so peers may come and go. policy: the policy in force, read once
+    per request. rtt_s: round trips by target name, as the links have seen them. loading: models that will be here soon.
+    """
+
+    targets: Callable[[], Sequence[Target]]
+    policy: Callable[[], Policy]
+    emit: Emit = ignore
+    clock: Clock = time.monotonic
+    wall: WallClock = wall_now
+    ids: Callable[[], str] = _request_id
+    rtt_s: Callable[[], Mapping[str, float]] = field(default=dict)
+    loading: Callable[[], Collection[str]] = field(default=frozenset)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from engines.fakes_text import FakeTextEngine
 from gateway import delivery
 from gateway.answer import Answer
-from gateway.pipeline import TextWay, WayPorts
-from gateway.settings import GatewaySettings
+from gateway.pipeline import TextWay
+from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.targets import Target
 from links.port import Response
 from protocol.errors import EngineError, Full, LinkClosed
@@ -31,7 +30,7 @@ class Desk:
         self.emit = RecordingEmit()
         self.engine = engine
         targets = [Target("device", True, engine, frozenset({"fake"}))]
-        ports = WayPorts(lambda: targets, Policy, self.emit, time.monotonic, lambda: "r1", dict)
+        ports = GatewayPorts(lambda: targets, Policy, self.emit, ids=lambda: "r1")
         self.settings = settings
         self.way = TextWay(settings, ports)
 
@@ -100,7 +99,7 @@ async def test_a_refusal_before_content_is_raised_and_leaves_no_place_taken() ->
     with pytest.raises(Full):
         await delivery.whole(desk.answer(), head_for(desk.answer().request, "id", 1))
     assert [done.status for done in desk.done()] == ["over_capacity", "over_capacity"]
-    assert desk.way._owners == {}
+    assert desk.way._running == {}
 
 
 async def test_an_answer_without_text_still_has_role_finish_and_done() -> None:
