@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
+from agent.health import Health
 from engines.catalogue import load_catalogue
 from engines.executor import BoundedExecutor
 from engines.local import LocalEndpoint
@@ -64,9 +65,11 @@ class TensorSide:
         probe: LinkProbe,
         policy: Callable[[], Policy],
         emit: Emit,
+        health: Health,
         clock: Clock = time.monotonic,
     ) -> None:
         self._config = config
+        self._health = health
         self._cloud = cloud
         self._probe = probe
         self._emit = emit
@@ -103,6 +106,7 @@ class TensorSide:
         )
         self._models: tuple[str, ...] = ()
         self._files: frozenset[str] = frozenset()
+        self._warned: frozenset[str] = frozenset()
         self._started = asyncio.Event()
         way = self._way.mount
         self.mount = Mount(routes=way.routes, frame_routes=way.frame_routes, start=self._start, stop=self._stop)
@@ -183,12 +187,25 @@ class TensorSide:
 
     async def _refresh(self) -> None:
         await self._way.refresh()
-        await asyncio.to_thread(self._look)
+        await self._told()
 
     async def _start(self) -> None:
-        await self._way.mount.start()
+        try:
+            await self._way.mount.start()
+            await self._told()
+        finally:
+            self._started.set()  # whoever waits for the models has nothing more to wait for
+
+    async def _told(self) -> None:
+        """After a look of the way: names and digests of what is here, and a warning for each model with a fault."""
         await asyncio.to_thread(self._look)
-        self._started.set()
+        faults = self._way.faults
+        for name in self._warned - set(faults):
+            self._health.clear(f"tensor_model:{name}")
+        for name, err in faults.items():
+            step = err.next_step or f"midstream models verify {name}"
+            self._health.warn(f"tensor_model:{name}", f"{name} is served without its recipe: {err.message}", step)
+        self._warned = frozenset(faults)
 
     async def _stop(self) -> None:
         await self._way.mount.stop()

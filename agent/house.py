@@ -77,7 +77,7 @@ class House:
         self.probe = LinkProbe(self.clock)
         self.cloud = CloudLink(self._on_trouble)
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
-        self.tensors = TensorSide(config, self.cloud, self.probe, self.holder.current, self.emit)
+        self.tensors = TensorSide(config, self.cloud, self.probe, self.holder.current, self.emit, self.health)
         self.texts = TextSide(config, store, self.cloud, self.health, self.holder.current, self.emit, self._kept)
         self._queueing += [self.tensors, self.texts]
         self.profiler = Profiler(config, self.device_id, labels, self.life, self.health)

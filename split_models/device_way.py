@@ -14,7 +14,7 @@ from links.port import Mount
 from protocol.decode import encode
 from protocol.device import Measured
 from protocol.durable import read_durable, write_durable
-from protocol.errors import MidstreamError, NotFound, ProtocolError
+from protocol.errors import EngineError, MidstreamError, NotFound, ProtocolError
 from protocol.models import BUNDLE_SCHEMA, BundleManifest, CatalogueEntry, CutEntry
 from split_models.arms import Arms
 from split_models.bundle_client import BundleClient, kept_as
@@ -47,6 +47,7 @@ class DeviceWay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._preloads: dict[str, float] = {}
         self._troubles: dict[str, str] = {}
+        self._faults: dict[str, MidstreamError] = {}
         self._wake = asyncio.Event()
         self._one_load = asyncio.Lock()
         self._coming: frozenset[str] | None = None
@@ -62,10 +63,15 @@ class DeviceWay:
         """By model."""
         return self._runners
 
+    @property
+    def faults(self) -> Mapping[str, MidstreamError]:
+        """Models that are served without their recipe, and why; each is tried again at the next refresh."""
+        return dict(self._faults)
+
     async def start(self) -> None:
-        """Serve what is here, then look for bundles in the background."""
-        await self.refresh()
+        """Serve what is here; bundles are looked for in the background from then on, whatever the first look found."""
         self._spawn(self._follow(), "bundles")
+        await self.refresh()
 
     async def stop(self) -> None:
         """Stop the background work; requests under way end by themselves."""
@@ -90,12 +96,13 @@ class DeviceWay:
         self._coming = frozenset(present)
         for name in [name for name in self._shown if name not in present]:
             self._shown.pop(name)
+            self._faults.pop(name, None)
             runner = self._runners.pop(name, None)
             if runner is not None:
                 await runner.close()
         for entry in present.values():
-            if entry.name not in self._shown:
-                await self._show(entry)
+            if entry.name not in self._shown or entry.name in self._faults:
+                await self._try_to_show(entry)
 
     def learn(self, measured: Sequence[Measured]) -> None:
         """Take the device's benchmark as priors of all cost tables."""
@@ -128,18 +135,28 @@ class DeviceWay:
 
     # -- models ------------------------------------------------------------------------------------------------------
 
-    async def _show(self, entry: CatalogueEntry) -> None:
+    async def _try_to_show(self, entry: CatalogueEntry) -> None:
+        """One model that cannot be used as its entry says takes no other one with it."""
         try:
-            found = recipe(entry.recipe) if entry.recipe is not None else None
+            await self._show(entry)
         except MidstreamError as err:
-            _log.warning("%s is served without its recipe: %s", entry.name, err)
-            found = None
-        if found is None:
+            if entry.name not in self._faults:
+                _log.info("%s is served without its recipe: %s", entry.name, err)
+            self._faults[entry.name] = err
+            self._shown[entry.name] = Shown(entry.name, PLATFORMS[entry.format])
+        else:
+            self._faults.pop(entry.name, None)
+
+    async def _show(self, entry: CatalogueEntry) -> None:
+        if entry.recipe is None:
             self._shown[entry.name] = Shown(entry.name, PLATFORMS[entry.format])
             return
+        found = recipe(entry.recipe)
         shapes = dict(entry.input_shapes)
         if not shapes:
             inputs, _, _ = await self._ports.local.describe(entry.name)
+            if not inputs:
+                raise EngineError(f"{entry.name} has no input for a picture", next_step="add it without a recipe")
             shapes = {inputs[0].name: found.input_shape}
         kept = await asyncio.to_thread(self._kept, entry)
         if kept is not None and await self._use(kept, found, None):
@@ -209,6 +226,7 @@ class DeviceWay:
 
     async def _follow(self) -> None:
         """Look for bundles whenever a link is there, on a refresh, and when an answer came from other weights."""
+        await self._wake.wait()
         while True:
             self._wake.clear()
             complete = await self._sync()
