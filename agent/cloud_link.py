@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import BinaryIO, Protocol
 
 from links.port import FrameStream, Link, RejectedStatus, Reply
 from protocol.errors import LinkClosed, LinkError, LinkTimeout
 
 # One slow answer says little; several in a row say that nobody is there.
 TIMEOUTS_BEFORE_TROUBLE = 3
-
-
-class FileLink(Link, Protocol):
-    """A Link that can also download into a file, resuming."""
-
-    async def fetch_to(
-        self,
-        path: str,
-        file: BinaryIO,
-        offset: int = 0,
-        progress: Callable[[int, int | None], None] | None = None,
-        *,
-        max_bytes: int | None = None,
-    ) -> object: ...
 
 
 class CloudLink:
@@ -35,7 +20,7 @@ class CloudLink:
 
     def __init__(self, on_trouble: Callable[[LinkError], None]) -> None:
         self._on_trouble = on_trouble
-        self._link: FileLink | None = None
+        self._link: Link | None = None
         self._timeouts = 0
         self.available = False
 
@@ -43,7 +28,7 @@ class CloudLink:
     def name(self) -> str:
         return "cloud"
 
-    async def point_to(self, link: FileLink) -> None:
+    async def point_to(self, link: Link) -> None:
         """Use `link` from now on and close the one before; what ran over that ends with LinkClosed."""
         old, self._link = self._link, link
         self.mark_available()
@@ -83,25 +68,13 @@ class CloudLink:
             self._note(err)
             raise
 
-    async def fetch_to(
-        self,
-        path: str,
-        file: BinaryIO,
-        offset: int = 0,
-        progress: Callable[[int, int | None], None] | None = None,
-        *,
-        max_bytes: int | None = None,
-    ) -> object:
-        """Download `path` into `file` from `offset` on."""
-        return await self._current().fetch_to(path, file, offset, progress, max_bytes=max_bytes)
-
     async def close(self) -> None:
         link, self._link = self._link, None
         self.available = False
         if link is not None:
             await link.close()
 
-    def _current(self) -> FileLink:
+    def _current(self) -> Link:
         if self._link is None:
             raise LinkClosed("no coordinator is connected", next_step="the device answers alone until one is found")
         return self._link

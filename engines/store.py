@@ -5,12 +5,13 @@ Blocking; the command line calls it directly, the houses from a thread.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -18,7 +19,7 @@ from typing import TextIO
 from attrs import evolve, frozen
 
 from engines.catalogue import check_filename, check_name, is_name, load_catalogue
-from engines.digest import CHUNK_BYTES, file_sha256
+from engines.digest import file_sha256
 from engines.fetch import FetchSettings, fetch, needed_bytes
 from engines.incoming import FreeBytes, Incoming, Progress, check_space, free_bytes, no_progress
 from engines.model_files import sniff
@@ -177,35 +178,55 @@ class ModelStore:
             next_step=f"midstream models pull {name}",
         )
 
-    def put_file(
-        self, name: str, filename: str, sha256: str, chunks: Iterable[bytes], size_bytes: int | None = None
-    ) -> Path:
-        """Place one file of a set that is not in the catalogue (a bundle's heads), checked by its sha256.
+    def part_bytes(self, name: str, filename: str) -> int:
+        """How much of a file of a set came so far, in earlier runs too; see extend_file."""
+        try:
+            return self._part(name, filename).stat().st_size
+        except FileNotFoundError:
+            return 0
+        except OSError as err:
+            raise disk_error(err, self._part(name, filename)) from err
 
-        Of several processes each writes a copy of its own. Raises EngineError for wrong bytes, ConfigError for a full
-        disk. A file that is there already with this digest is left alone, and `chunks` untouched.
+    def extend_file(self, name: str, filename: str, offset: int, chunk: bytes, size_bytes: int) -> int:
+        """Append what comes at `offset` of a file that is not in the catalogue (a bundle's heads), `size_bytes` long.
+
+        Returns the bytes that are here now. When another process wrote meanwhile, nothing is appended. Raises
+        EngineError past the end, ConfigError for a full disk.
+        """
+        part = self._part(name, filename)
+        if offset + len(chunk) > size_bytes:
+            raise EngineError(f"{filename} is longer than the {size_bytes} bytes announced")
+        with self._locked(name):
+            check_space(self.root, size_bytes - offset, self._measure_free)
+            try:
+                part.parent.mkdir(parents=True, exist_ok=True)
+                with part.open("ab") as file:
+                    if file.tell() == offset:
+                        file.write(chunk)
+                    return file.tell()
+            except OSError as err:
+                if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    part.unlink(missing_ok=True)
+                raise disk_error(err, part) from err
+
+    def place_file(self, name: str, filename: str, sha256: str, size_bytes: int) -> Path:
+        """Put a file whose bytes all came into its place, checked; other unfinished files of the set are dropped.
+
+        Raises EngineError for wrong bytes, which are removed. A right file that is there already is left alone.
         """
         target = self.file_path(name, filename)
         with self._locked(name):
-            if target.is_file() and file_sha256(target) == sha256:
-                return target
-            whole = b"".join(chunks) if size_bytes is None else None
-            if whole is not None:
-                size_bytes = len(whole)
-                chunks = (whole[at : at + CHUNK_BYTES] for at in range(0, len(whole), CHUNK_BYTES))
-            assert size_bytes is not None
-            check_space(self.root, size_bytes, self._measure_free)
-            partial = self._work(name) / f"{filename}.part"
-            partial.unlink(missing_ok=True)
-            with Incoming(partial, target, sha256, size_bytes, no_progress) as incoming:
-                for chunk in chunks:
-                    incoming.write(chunk)
-                placed = incoming.commit()
+            if not (target.is_file() and file_sha256(target) == sha256):
+                with Incoming(self._part(name, filename), target, sha256, size_bytes, no_progress) as incoming:
+                    incoming.commit()
             shutil.rmtree(self._work(name), ignore_errors=True)
-            return placed
+            return target
+
+    def _part(self, name: str, filename: str) -> Path:
+        return self._work(check_name(name)) / f"{check_filename(filename)}.part"
 
     def file_path(self, name: str, filename: str) -> Path:
-        """Where put_file places a file; it need not be there."""
+        """Where place_file puts a file; it need not be there."""
         return self.root / check_name(name) / check_filename(filename)
 
     def _pull_into(self, target: Path, entry: CatalogueEntry, progress: Progress) -> None:

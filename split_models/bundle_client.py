@@ -14,11 +14,12 @@ from split_models.bundle_files import MAX_MANIFEST_BYTES, files_of, parse_manife
 
 BUNDLES = "/midstream/v1/bundles"
 CHUNK_BYTES = 1 << 20
-"""One range request; a broken download loses at most this much."""
+"""One range request: what is held in memory, and what a broken download loses at most."""
 
 CHUNK_DEADLINE_S = 60.0
 MAX_FILE_BYTES = 512 << 20
 TRIES = 3
+"""Failures of one range in a row; the next look goes on from there."""
 
 
 def kept_as(model: str) -> str:
@@ -29,8 +30,9 @@ def kept_as(model: str) -> str:
 class BundleClient:
     """Fetches from one coordinator at a time. All methods are for the event loop's thread."""
 
-    def __init__(self, store: ModelStore) -> None:
+    def __init__(self, store: ModelStore, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._store = store
+        self._chunk_bytes = chunk_bytes
 
     async def manifest(self, link: Link, model: str) -> BundleManifest:
         """The coordinator's present manifest. Raises NotFound (none yet), LinkError or ProtocolError."""
@@ -63,29 +65,29 @@ class BundleClient:
             return path
         if link is None:
             raise NotFound(f"{name} of {manifest.model} is not here", next_step="it is fetched when the link is back")
-        data = await self._download(link, manifest, name, size_bytes)
-        return await asyncio.to_thread(
-            self._store.put_file, kept_as(manifest.model), stored, sha256, [data], size_bytes
-        )
+        await self._download(link, manifest, name, stored, size_bytes)
+        return await asyncio.to_thread(self._store.place_file, kept_as(manifest.model), stored, sha256, size_bytes)
 
-    async def _download(self, link: Link, manifest: BundleManifest, name: str, size_bytes: int) -> bytes:
+    async def _download(self, link: Link, manifest: BundleManifest, name: str, stored: str, size_bytes: int) -> None:
+        """Into the store's incoming area by ranges, from where an earlier try ended; one range is held at a time."""
         if not 0 < size_bytes <= MAX_FILE_BYTES:
             raise ProtocolError(f"{name} claims {size_bytes} bytes", field="size_bytes")
+        folder, store = kept_as(manifest.model), self._store
         path = f"{BUNDLES}/{quote(manifest.model, safe='')}/files/{quote(name, safe='')}"
-        parts = bytearray()
+        here_bytes = await asyncio.to_thread(store.part_bytes, folder, stored)
         failures = 0
-        while len(parts) < size_bytes:
-            last = min(len(parts) + CHUNK_BYTES, size_bytes) - 1
+        while here_bytes < size_bytes:
+            last = min(here_bytes + self._chunk_bytes, size_bytes) - 1
             try:
-                chunk = await _range(link, path, len(parts), last, size_bytes)
+                chunk = await _range(link, path, here_bytes, last, size_bytes)
             except LinkError:
                 failures += 1
                 if failures >= TRIES:
                     raise
                 await asyncio.sleep(0.2 * failures)
                 continue
-            parts += chunk
-        return bytes(parts)
+            failures = 0
+            here_bytes = await asyncio.to_thread(store.extend_file, folder, stored, here_bytes, chunk, size_bytes)
 
 
 async def _range(link: Link, path: str, first: int, last: int, size_bytes: int) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,9 +40,6 @@ class Broken(MemoryLink):
         if self.error is not None:
             raise self.error
         return super().lines(path, headers, body, deadline_s)
-
-    async def fetch_to(self, *args: Any, **named: Any) -> object:
-        raise NotImplementedError
 
     async def close(self) -> None:
         self.closed = True

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -158,25 +158,42 @@ def test_add_of_an_absent_file_or_a_folder_is_a_config_error(tmp_path: Path) -> 
             store.add(path)
 
 
-def test_put_file_checks_and_leaves_what_is_right_alone(tmp_path: Path) -> None:
-    store = ModelStore(tmp_path / "models", {})
+def test_a_file_of_a_set_comes_in_parts_and_is_placed_when_right(tmp_path: Path) -> None:
+    store, head, size_bytes = ModelStore(tmp_path / "models", {}), ("det-heads", "head_1.onnx"), len(BODY)
     sha256 = hashlib.sha256(BODY).hexdigest()
-
-    def never() -> Iterator[bytes]:
-        assert not store.root.exists(), "it is here already"
-        yield b""
-
-    for size_bytes in (len(BODY), None):
-        path = store.put_file("det-heads", "head_1.onnx", sha256, [BODY[:5], BODY[5:]], size_bytes)
-        assert path.read_bytes() == BODY
-    assert store.put_file("det-heads", "head_1.onnx", sha256, never()) == path
-    with pytest.raises(EngineError, match="sha256"):
-        store.put_file("det-heads", "head_2.onnx", sha256, [BODY[::-1]])
-    for name, filename in (("../x", "a"), ("x", "../a"), ("x", "entry.json")):
-        with pytest.raises(ConfigError):
-            store.put_file(name, filename, sha256, [BODY])
+    assert store.part_bytes(*head) == 0
+    assert store.extend_file(*head, 0, BODY[:5], size_bytes) == 5
+    again = ModelStore(tmp_path / "models", {})
+    assert again.part_bytes(*head) == 5, "a part outlives who wrote it"
+    assert again.extend_file(*head, 0, BODY[:5], size_bytes) == 5, "what another one wrote is not written twice"
+    with pytest.raises(EngineError, match="announced"):
+        again.extend_file(*head, 5, BODY, size_bytes)
+    with pytest.raises(EngineError, match="ended after 5"):
+        again.place_file(*head, sha256, size_bytes)
+    assert again.extend_file(*head, 5, BODY[5:], size_bytes) == size_bytes
+    path = again.place_file(*head, sha256, size_bytes)
+    assert path.read_bytes() == BODY
+    assert store.place_file(*head, sha256, size_bytes) == path, "it is here already"
     assert files_in(store.root) == ["det-heads/head_1.onnx"]
     assert [s.entry.name for s in store.list()] == []
+
+
+def test_wrong_files_of_a_set_are_removed_and_names_stay_inside(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "models", {})
+    sha256 = hashlib.sha256(BODY).hexdigest()
+    store.extend_file("det-heads", "head_2.onnx", 0, BODY[::-1], len(BODY))
+    with pytest.raises(EngineError, match="sha256"):
+        store.place_file("det-heads", "head_2.onnx", sha256, len(BODY))
+    assert store.part_bytes("det-heads", "head_2.onnx") == 0
+    for name, filename in (("../x", "a"), ("x", "../a"), ("x", "entry.json")):
+        with pytest.raises(ConfigError):
+            store.extend_file(name, filename, 0, BODY, len(BODY))
+        with pytest.raises(ConfigError):
+            store.place_file(name, filename, sha256, len(BODY))
+    full = ModelStore(tmp_path / "full", {}, measure_free=lambda folder: 0)
+    with pytest.raises(ConfigError, match="to spare"):
+        full.extend_file("det-heads", "head_2.onnx", 0, BODY, len(BODY))
+    assert files_in(store.root) == []
 
 
 def test_too_little_space_is_said_with_numbers_before_anything_is_written(source: Path, tmp_path: Path) -> None:

@@ -235,6 +235,42 @@ async def test_a_weak_link_is_tried_again(root: Path, tmp_path: Path) -> None:
         await client.head(Lossy(link, 9), manifest, manifest.cuts[0])  # type: ignore[arg-type]
 
 
+class Counted:
+    """A link that remembers the ranges and breaks after so many of them."""
+
+    def __init__(self, link: MemoryLink, lasts: int) -> None:
+        self._link = link
+        self.lasts = lasts
+        self.ranges: list[str] = []
+
+    async def exchange(self, path: str, headers: dict[str, str], body: bytes, deadline_s: float, method: str) -> Reply:
+        if len(self.ranges) >= self.lasts:
+            raise LinkError("broke")
+        self.ranges.append(headers["range"])
+        return await self._link.exchange(path, headers, body, deadline_s, method)
+
+
+async def test_a_broken_download_goes_on_where_it_ended(root: Path, tmp_path: Path) -> None:
+    link, manifest = MemoryLink("cloud", BundleShelf(root).routes()), read_bundle(root / CLS)
+    first, second = Counted(link, 2), Counted(link, 1_000)
+    with pytest.raises(LinkError):
+        await BundleClient(store_at(tmp_path), 100_000).whole(first, manifest)  # type: ignore[arg-type]
+    whole = await BundleClient(store_at(tmp_path), 100_000).whole(second, manifest)  # type: ignore[arg-type]
+    assert whole.read_bytes() == (root / CLS / manifest.whole_file).read_bytes()
+    assert first.ranges == ["bytes=0-99999", "bytes=100000-199999"]
+    assert second.ranges[0] == "bytes=200000-299999"
+    assert not list(tmp_path.rglob("*.part"))
+
+
+async def test_what_was_kept_of_another_file_is_noticed_and_dropped(root: Path, tmp_path: Path) -> None:
+    link, manifest, store = MemoryLink("cloud", BundleShelf(root).routes()), read_bundle(root / CLS), store_at(tmp_path)
+    stored = f"{manifest.whole_sha256[:16]}-{manifest.whole_file}"
+    store.extend_file(kept_as(CLS), stored, 0, bytes(50), manifest.whole_size_bytes)
+    with pytest.raises(EngineError, match="sha256"):
+        await BundleClient(store).whole(link, manifest)
+    assert (await BundleClient(store).whole(link, manifest)).stat().st_size == manifest.whole_size_bytes
+
+
 async def test_wrong_bytes_are_never_placed(root: Path, tmp_path: Path) -> None:
     manifest = read_bundle(root / CLS)
     file = root / CLS / manifest.whole_file
