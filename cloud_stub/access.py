@@ -6,8 +6,10 @@ of the fleet, or `Authorization: Bearer <client key>`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from links.port import FrameRoute, FrameStream, Request, Response, Route
 from protocol.errors import Full, MidstreamError, NotAllowed
@@ -63,13 +65,38 @@ def guarded(routes: Sequence[Route], check: Check) -> list[Route]:
     return [_guard(route, check) for route in routes]
 
 
-def guarded_frames(routes: Sequence[FrameRoute], check: Check) -> list[FrameRoute]:
+class OpenFrames:
+    """The frame streams that devices have open: they are judged when they open, and ended when that no longer holds."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, set[FrameStream]] = {}
+
+    @contextlib.contextmanager
+    def held(self, device_id: str, stream: FrameStream) -> Iterator[None]:
+        """Known as this device's for as long as the block runs."""
+        self._open.setdefault(device_id, set()).add(stream)
+        try:
+            yield
+        finally:
+            left = self._open[device_id]
+            left.discard(stream)
+            if not left:
+                del self._open[device_id]
+
+    async def end(self, device_id: str) -> None:
+        """Close all of them; returns when they are closed, a bounded time later."""
+        streams = tuple(self._open.get(device_id, ()))
+        await asyncio.gather(*(stream.close() for stream in streams), return_exceptions=True)
+
+
+def guarded_frames(routes: Sequence[FrameRoute], check: Check, opened: OpenFrames) -> list[FrameRoute]:
     """The same WebSocket endpoints; a stranger's stream is closed before the handler sees it."""
 
     def guard(route: FrameRoute) -> FrameRoute:
         async def handle(request: Request, stream: FrameStream) -> None:
             _require(check, request)
-            await route.handle(request, stream)
+            with opened.held(request.peer, stream) if request.peer is not None else contextlib.nullcontext():
+                await route.handle(request, stream)
 
         return FrameRoute(route.path, handle)
 

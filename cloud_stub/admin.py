@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cloud_stub.coordinator import Coordinator
@@ -20,7 +20,7 @@ ADMIN = "/midstream/v1/admin"
 class AdminApi:
     """Routes over the coordinator's parts.
 
-    mint: makes a join string that lives for the given seconds. on_revoked: ends what a device has open.
+    mint: makes a join string that lives for the given seconds. end_sessions: ends what a device has open.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class AdminApi:
         publisher: Publisher,
         coordinator: Coordinator,
         mint: Callable[[float | None], str],
-        on_revoked: Callable[[str], None],
+        end_sessions: Callable[[str], Awaitable[None]],
         wall: WallClock,
     ) -> None:
         self._registry = registry
         self._publisher = publisher
         self._coordinator = coordinator
         self._mint = mint
-        self._on_revoked = on_revoked
+        self._end_sessions = end_sessions
         self._wall = wall
         self._one_at_a_time = asyncio.Lock()
 
@@ -87,14 +87,14 @@ class AdminApi:
     async def _forget(self, request: Request) -> Response:
         device_id = self._known(request)
         self._registry.forget(device_id)
-        self._on_revoked(device_id)
+        await self._end_sessions(device_id)
         await self._coordinator.forget(device_id)
         return _json({"forgotten": device_id})
 
     async def _revoke(self, request: Request) -> Response:
         device_id = self._known(request)
         self._registry.revoke(device_id)
-        self._on_revoked(device_id)
+        await self._end_sessions(device_id)
         return _json({"revoked": device_id})
 
     def _known(self, request: Request) -> str:

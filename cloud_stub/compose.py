@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from cloud_stub.access import admin, error_response, fleet_member
+from cloud_stub.access import OpenFrames, admin, error_response, fleet_member
 from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.admin import AdminApi
 from cloud_stub.advert import advertise, instance_name, txt_record
@@ -62,6 +62,7 @@ class CoordinatorHouse:
         self.port = 0
         self.notes: list[str] = []
         self._broker: EmbeddedBroker | None = None
+        self._frames = OpenFrames()
         self._tell = tell
         self._wall = wall
         self._clock = time.monotonic
@@ -178,14 +179,16 @@ class CoordinatorHouse:
         operators = AdminApi(
             self.registry, self.publisher, self.coordinator, self.join_string, self._end_sessions, self._wall
         )
+        member = fleet_member(self._is_device, self.authority.is_client_key)
         served = assemble(
             open_routes(enrolment, lambda: self._serving),
             [*member_routes(self.status, self._render, self.info), *self.tails.shelf.routes()],
             operators.routes(),
             [front, tails],
-            [self.text.handoff()],
-            fleet_member(self._is_device, self.authority.is_client_key),
+            [self.text.handoff(member)],
+            member,
             admin(self.authority.is_admin_key),
+            self._frames,
         )
         for way in (front, tails):
             await way.start()
@@ -287,9 +290,12 @@ class CoordinatorHouse:
         key_sha256 = key_of(certificate_der) if certificate_der is not None else None
         return name == OWN_NAME or self.registry.may_enter(name, key_sha256)
 
-    def _end_sessions(self, name: str) -> None:
+    async def _end_sessions(self, name: str) -> None:
+        """Of a device that is no member any more."""
         if self._broker is not None:
             self._broker.end_sessions(name)
+        await self.text.end(name)
+        await self._frames.end(name)
 
     def _wanted(self, name: str) -> bool:
         return not self.config.models or name in (*self.config.models, *self.config.bundles)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from cloud_stub.access import Check, guarded, guarded_frames
+from cloud_stub.access import Check, OpenFrames, guarded, guarded_frames
 from cloud_stub.enrolment import Enrolment
 from links.port import FrameRoute, Mount, Request, Response, Route
 from protocol.decode import decode, encode
@@ -76,11 +76,12 @@ def assemble(
     frames: Sequence[FrameRoute],
     member: Check,
     operator: Check,
+    opened: OpenFrames,
 ) -> Served:
     """Each route behind the check of its kind; nothing of a mount is reachable without one."""
     ways = [route for mount in mounts for route in mount.routes]
     way_frames = [route for mount in mounts for route in mount.frame_routes]
     return Served(
         routes=[*strangers, *guarded([*members, *ways], member), *guarded(operators, operator)],
-        frame_routes=guarded_frames([*frames, *way_frames], member),
+        frame_routes=guarded_frames([*frames, *way_frames], member, opened),
     )

@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 
-from cloud_stub.access import bearer
+from cloud_stub.access import Check, bearer
 from cloud_stub.config import CoordinatorConfig
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import TextEngine
@@ -19,8 +19,9 @@ from gateway.mount import build as build_gateway
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
 from links.port import FrameRoute, FrameStream, Mount, Request
-from protocol.errors import NotFound
+from protocol.errors import NotAllowed, NotFound
 from protocol.events import Emit, ignore
+from protocol.handoff import Prepare
 from protocol.models import CatalogueEntry
 from protocol.policy import LimitsPolicy, Policy
 
@@ -55,13 +56,22 @@ class TextHouse:
             raise NotFound(f"there is no text model {model[:100]!r} here", next_step=f"known: {known}", field="model")
         return engine
 
-    def handoff(self) -> FrameRoute:
-        """The handoff endpoint; who may come here was settled by the route's guard."""
+    def handoff(self, member: Check) -> FrameRoute:
+        """The handoff endpoint; who may open it was settled by the route's guard, each answer is asked for again."""
 
         async def handle(request: Request, stream: FrameStream) -> None:
-            await serve_stream(self.engine_for, stream, streams=self._streams, owner=owner_of(request))
+            def admit(_: Prepare) -> None:
+                if member(request) is None:
+                    raise NotAllowed("whoever opened this stream is no member of the fleet any more")
+
+            await serve_stream(self.engine_for, stream, admit, streams=self._streams, owner=owner_of(request))
 
         return FrameRoute(HANDOFF_PATH, handle)
+
+    async def end(self, device_id: str) -> None:
+        """End the answers that a device gets, and those that wait for it to come back."""
+        owner = _device_owner(device_id)
+        await asyncio.gather(*(hosted.end() for name, hosted in tuple(self._streams.open.values()) if name == owner))
 
     def front(self, emit: Emit) -> Mount:
         """The OpenAI API over the same engines."""
@@ -85,8 +95,12 @@ class TextHouse:
 def owner_of(request: Request) -> str:
     """Only the same device, or a holder of the same key, may resume a stream."""
     if request.peer is not None:
-        return f"device:{request.peer}"
+        return _device_owner(request.peer)
     return "key:" + hashlib.sha256((bearer(request) or "").encode()).hexdigest()[:16]
+
+
+def _device_owner(device_id: str) -> str:
+    return f"device:{device_id}"
 
 
 def open_engines(

@@ -26,9 +26,11 @@ from links.http import HttpLink
 from links.mqtt import MqttChannel
 from links.port import Reply
 from links.tls import client_context, fetch_peer_certificate
+from protocol import handoff
 from protocol.decode import decode, encode
 from protocol.documents import CoordinatorInfo, JoinAnswer, JoinRequest
 from protocol.errors import BadRequest, ConfigError, LinkError, NotFound
+from protocol.text import TextRequest
 from protocol.trust import decode_join
 from tests.conftest import ROOT, Broker, mosquitto_binary
 from tests.unit.agent.houses import RunningHouse, config_for
@@ -162,6 +164,26 @@ async def test_a_certificate_of_another_fleet_and_a_revoked_one(tmp_path: Path) 
         assert again.status == 401, "forgetting gives no certificate back"
         with pytest.raises(NotFound):
             await client.ask("POST", "/devices/pi-7/revoke")
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/devices/pi-1/revoke"), ("DELETE", "/devices/pi-1")])
+async def test_a_handoff_stream_ends_with_its_devices_membership(tmp_path: Path, method: str, path: str) -> None:
+    async with running(tmp_path) as coordinator:
+        mine, other = await coordinator.member("pi-1"), await coordinator.member("pi-2")
+        ended, kept = [await coordinator.link(files).open("/midstream/v1/handoff") for files in (mine, other)]
+        prepare = handoff.Prepare(TextRequest("tiny", "hello"))
+        for stream in (ended, kept):  # it is open and read
+            await stream.send(handoff.encode(b"s" * 16, 1, prepare))
+            answer = handoff.decode(await stream.receive() or b"").frame
+            assert isinstance(answer, handoff.Refuse) and answer.code == "model_not_found"
+        await AdminClient(coordinator.house.config.state_dir).ask(method, path)
+        async with asyncio.timeout(5):
+            with contextlib.suppress(LinkError):
+                assert await ended.receive() is None
+        await kept.send(handoff.encode(b"t" * 16, 1, prepare))
+        assert await kept.receive() is not None
+        for stream in (ended, kept):
+            await stream.close()
 
 
 @pytest.mark.parametrize(

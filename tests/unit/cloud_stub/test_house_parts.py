@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloud_stub.access import admin, bearer, error_response, fleet_member
+from cloud_stub.access import OpenFrames, admin, bearer, error_response, fleet_member, guarded_frames
 from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.advert import SERVICE_TYPE, advertise, instance_name, txt_record
 from cloud_stub.config import CoordinatorConfig
@@ -19,9 +19,9 @@ from engines.catalogue import load_catalogue
 from engines.fakes_text import FakeTextEngine
 from engines.peer import PeerEngine
 from links.memory import MemoryBrowser, MemoryLink, MemoryNetwork
-from links.port import Request
+from links.port import FrameRoute, FrameStream, Request
 from links.service_record import MAX_TXT_BYTES, check_service
-from protocol.errors import Full, LinkError, NotFound
+from protocol.errors import Full, LinkError, NotAllowed, NotFound
 from protocol.events import ignore
 from protocol.text import Sampling, TextRequest
 
@@ -67,9 +67,13 @@ async def test_the_advertisement_holds_public_facts_and_is_tried_again() -> None
     assert told[1] != told[0], "a second coordinator of that name is renamed, not fatal"
 
 
+def anyone(request: Request) -> str:
+    return request.peer or "client"
+
+
 async def test_handoff_serves_the_engine_of_the_model() -> None:
     house = TextHouse({"tiny": FakeTextEngine(answer_tokens=6)})
-    link = MemoryLink("cloud", frame_routes=[house.handoff()], peer="pi-1")
+    link = MemoryLink("cloud", frame_routes=[house.handoff(anyone)], peer="pi-1")
     engine = PeerEngine(lambda: link.open("/midstream/v1/handoff"))
     continuation = await engine.prepare(TextRequest("tiny", "hello", Sampling(max_tokens=6)), 5)
     tokens = [token async for token in continuation.start(0, 64)]
@@ -82,10 +86,53 @@ async def test_handoff_serves_the_engine_of_the_model() -> None:
     await house.close()
 
 
+async def test_a_device_that_is_no_member_any_more_gets_no_new_answer(tmp_path: Path) -> None:
+    house, members = TextHouse({"tiny": FakeTextEngine(answer_tokens=6)}), {"pi-1"}
+    link = MemoryLink(
+        "cloud", frame_routes=[house.handoff(lambda r: r.peer if r.peer in members else None)], peer="pi-1"
+    )
+    engine = PeerEngine(lambda: link.open("/midstream/v1/handoff"))
+    running = await engine.prepare(TextRequest("tiny", "hello", Sampling(max_tokens=6)), 5)
+    members.clear()
+    with pytest.raises(NotAllowed, match="no member"):
+        await engine.prepare(TextRequest("tiny", "hello"), 5)
+    assert len(house._streams.open) == 1
+    await house.end("pi-2")
+    assert len(house._streams.open) == 1, "another device's"
+    await house.end("pi-1")
+    assert not house._streams.open
+    await running.close()
+    await engine.close()
+    await link.close()
+    await house.close()
+
+
+async def test_a_devices_frame_streams_are_known_while_they_are_open_and_end_together() -> None:
+    opened = OpenFrames()
+
+    async def echo(request: Request, stream: FrameStream) -> None:
+        while (frame := await stream.receive()) is not None:
+            await stream.send(frame)
+
+    routes = guarded_frames([FrameRoute("/echo", echo)], anyone, opened)
+    mine, other = (MemoryLink("cloud", frame_routes=routes, peer=peer) for peer in ("pi-1", "pi-2"))
+    first, second, foreign = await mine.open("/echo"), await mine.open("/echo"), await other.open("/echo")
+    for stream in (first, second, foreign):
+        await stream.send(b"x")
+        assert await stream.receive() == b"x"
+    await opened.end("pi-1")
+    assert [await stream.receive() for stream in (first, second)] == [None, None]
+    await foreign.send(b"y")
+    assert await foreign.receive() == b"y"
+    await mine.close()
+    await other.close()
+    assert opened._open == {}
+
+
 async def test_past_its_queue_the_cloud_refuses_a_stream_with_the_time_to_come_back(tmp_path: Path) -> None:
     inner = FakeTextEngine(answer_tokens=6, capacity=1)
     house = TextHouse({"tiny": queued(inner, config(tmp_path, text_slots=1, text_wait_target_s=0.01), "tiny")})
-    link = MemoryLink("cloud", frame_routes=[house.handoff()], peer="pi-1")
+    link = MemoryLink("cloud", frame_routes=[house.handoff(anyone)], peer="pi-1")
     engine = PeerEngine(lambda: link.open("/midstream/v1/handoff")).for_model("tiny")
     try:
         running = await engine.prepare(TextRequest("tiny", "hello", Sampling(max_tokens=6)), 5)
