@@ -140,9 +140,10 @@ def start_fleet(stack: ExitStack, folder: Path) -> str:
     options = ["--json", "--state-dir", str(state), "--host", LOOPBACK, "--port", "0", "--addresses", LOOPBACK]
     options += ["--interfaces", LOOPBACK, "--broker", f"mqtts://{LOOPBACK}:{port}", "--no-cut", "--text-engine", "none"]
     stack.enter_context(running("coordinator", midstream("coordinator", *options), folder))
-    join = said(folder, "coordinator", "ready")["join"]
     said(folder, "coordinator", "announced")
-    return str(join)
+    token = midstream("coordinator", "token", "--json", "--state-dir", str(state))
+    made_token = subprocess.run(token, cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    return str(json.loads(made_token.stdout)["join"])
 
 
 def agent_command(folder: Path, port: int) -> list[str]:

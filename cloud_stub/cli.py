@@ -113,15 +113,20 @@ def _ready(house: CoordinatorHouse) -> dict[str, Any]:
         "broker_port": house.broker_port,
         "fleet": house.config.fleet,
         "state_dir": str(house.config.state_dir),
-        "join": house.join_string(),
         "notes": house.notes,
     }
     key = house.authority.new_client_key
-    return record | ({"client_key": key} if key else {})
+    secrets = {"client_key": key} if key else {}
+    return record | secrets | ({"join": house.join_string()} if _is_first(house) else {})
+
+
+def _is_first(house: CoordinatorHouse) -> bool:
+    """Whether this start shows secrets; later ones keep them out of the logs of whatever starts the process."""
+    return house.authority.new_client_key is not None and not house.registry.ids()
 
 
 def welcome(house: CoordinatorHouse) -> list[str]:
-    """What a person needs after a start: the key that it made, and a join string until a device has joined."""
+    """What a person needs after a start; the first one shows the key that it made and a join string."""
     config, authority = house.config, house.authority
     broker = config.broker if config.broker_url else f"embedded (MQTT 3.1.1, TLS, port {house.broker_port})"
     lines = [
@@ -134,13 +139,15 @@ def welcome(house: CoordinatorHouse) -> list[str]:
     ]
     if authority.new_client_key:
         lines += [f"  API key    {authority.new_client_key}", "             shown this once, kept hashed"]
-    if not house.registry.ids():
+    if _is_first(house):
         hours = config.join_ttl_s / 3600
         lines += [
             "",
             f"join a device (once, within {hours:.0f} h; `midstream coordinator token` makes another):",
             f"  midstream join {house.join_string()}",
         ]
+    elif not house.registry.ids():
+        lines.append("  devices    none yet; `midstream coordinator token` makes a join string")
     return lines
 
 
@@ -158,7 +165,7 @@ def _token(argv: list[str]) -> int:
 
 def _mosquitto_conf(argv: list[str]) -> int:
     """Write mosquitto's configuration with certificates of this fleet."""
-    from cloud_stub.authority import open_authority
+    from cloud_stub.authority import open_authority, take_back_client_key
     from cloud_stub.mosquitto import write_mosquitto
     from protocol.clock import wall_now
 
@@ -175,6 +182,7 @@ def _mosquitto_conf(argv: list[str]) -> int:
     config = _config(options)
     now_s = wall_now().unix_s
     authority = open_authority(config.state_dir, config.fleet, now_s)
+    take_back_client_key(authority)  # it was not shown; the coordinator's first start makes and shows one
     names = [name.strip() for name in options.names.split(",") if name.strip()]
     files = write_mosquitto(authority, options.out, names, options.listen_port, now_s, options.listen)
     if options.json:

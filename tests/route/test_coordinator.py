@@ -368,6 +368,22 @@ async def test_a_start_that_fails_keeps_no_secret_from_its_operator(
         assert (await second.get("/metrics", key=key)).status == 200
 
 
+async def test_later_starts_show_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even one after `mosquitto-conf`, which makes the fleet and shows nothing."""
+    state = tmp_path / "coordinator"
+    cli.coordinator(["mosquitto-conf", "--out", str(tmp_path / "m"), "--state-dir", str(state)])
+    async with running(tmp_path) as first:
+        ready = cli._ready(first.house)
+        assert ready["client_key"] == first.house.authority.new_client_key
+        assert decode_join(ready["join"]).port == first.house.port
+        secrets = (state / "join.json").read_bytes()
+    async with running(tmp_path) as second:
+        ready, shown = cli._ready(second.house), "\n".join(cli.welcome(second.house))
+        assert not {"join", "client_key"} & ready.keys()
+        assert "mj1." not in shown and "msk-" not in shown and "midstream coordinator token" in shown
+        assert (state / "join.json").read_bytes() == secrets, "and makes none"
+
+
 async def test_restarts_keep_trust_and_history(tmp_path: Path) -> None:
     async with running(tmp_path) as first:
         files = await first.member()
