@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BATCH_TOKENS = 512
+STEP_TOKENS = 8
+"""A batch of up to this many tokens is a decode step; it ends by itself soon enough."""
 
 
 class NoRoom(EngineError):
@@ -77,7 +79,8 @@ class NativeModel:
             raise EngineError(
                 f"llama.cpp has no room for a context of {context_tokens} tokens", next_step="lower context_tokens"
             )
-        llama_cpp.llama_set_abort_callback(self._context, self._abort, None)
+        self._never = llama_cpp.ggml_abort_callback()
+        self._abortable = False
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
@@ -93,6 +96,7 @@ class NativeModel:
 
     def decode(self, entries: Sequence[Entry]) -> None:
         """Evaluate at most BATCH_TOKENS tokens. Raises NoRoom, Aborted, or EngineError when it is broken."""
+        self._ask_to_abort(len(entries) > STEP_TOKENS)
         batch = self._batch
         batch.n_tokens = len(entries)
         for place, entry in enumerate(entries):
@@ -108,6 +112,12 @@ class NativeModel:
             raise Aborted("the batch was aborted")
         if code != 0:
             raise EngineError(f"llama.cpp failed on a batch of {len(entries)} tokens (code {code})")
+
+    def _ask_to_abort(self, wanted: bool) -> None:
+        """llama.cpp asks once per graph node: 7 % of a decode step, so only batches that take long are asked about."""
+        if wanted != self._abortable:
+            self._abortable = wanted
+            self._lib.llama_set_abort_callback(self._context, self._abort if wanted else self._never, None)
 
     def logits(self, place: int) -> NDArray[np.float32]:
         """A copy of the logits of the entry at `place` of the last batch, [vocabulary]."""
