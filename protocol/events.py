@@ -36,7 +36,11 @@ class TransferSample(Event):
 
 @frozen(kw_only=True)
 class TensorDone(Event):
-    """A tensor request ended. `arm` reads device, cut:<id>:<codec> or cloud."""
+    """A tensor request ended. `arm` reads device, cut:<id>:<codec> or cloud.
+
+    Stages, in seconds: queue_s waiting in executors, pre_s and post_s the recipe's work before and after the model,
+    head_s the model (or its head) on this side, wire_s transfers, server_s the far end.
+    """
 
     request_id: str
     model: str
@@ -44,8 +48,8 @@ class TensorDone(Event):
     status: str
     total_s: float
     queue_s: float = 0.0
+    pre_s: float = 0.0
     head_s: float = 0.0
-    encode_s: float = 0.0
     wire_s: float = 0.0
     server_s: float = 0.0
     post_s: float = 0.0

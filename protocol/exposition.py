@@ -62,7 +62,7 @@ _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_policy_version": ("gauge", "Version of the last accepted policy."),
 }
 
-_STAGES = ("queue_s", "head_s", "encode_s", "wire_s", "server_s", "post_s")
+_STAGES = ("queue_s", "pre_s", "head_s", "wire_s", "server_s", "post_s")
 
 
 class Exposition:

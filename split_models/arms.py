@@ -49,7 +49,6 @@ class Spent:
     queue_s: float = 0.0
     before_s: float = 0.0
     compute_s: float = 0.0
-    encode_s: float = 0.0
     wire_s: float = 0.0
     server_s: float = 0.0
     after_s: float = 0.0

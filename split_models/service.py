@@ -43,13 +43,18 @@ class LocalModels(Protocol):
 
 @frozen
 class Served:
-    """One answer of the front. `arm` reads device, cut:<id>:<codec>, cloud, or server where nothing was chosen."""
+    """One answer of the front. `arm` reads device, cut:<id>:<codec>, cloud, or server where nothing was chosen.
+
+    compute_s is all work on the answer; pre_s and post_s are the recipe's part of it.
+    """
 
     outputs: tuple[Tensor, ...]
     digest: str
     arm: str
     wait_s: float = 0.0
     compute_s: float = 0.0
+    pre_s: float = 0.0
+    post_s: float = 0.0
     reason: str = ""
 
 
@@ -138,7 +143,9 @@ class Service:
                     status=status,
                     total_s=now_s - began_s,
                     queue_s=served.wait_s if served else 0.0,
-                    head_s=served.compute_s if served else 0.0,
+                    pre_s=served.pre_s if served else 0.0,
+                    head_s=served.compute_s - served.pre_s - served.post_s if served else 0.0,
+                    post_s=served.post_s if served else 0.0,
                 )
             )
         return served
@@ -149,7 +156,9 @@ class Service:
         tensors = request.inputs if encoded is not None else await self._widened(request)
         answer = await runner.infer(Work(encoded=encoded, tensors=tensors), request.id, deadline_s)
         spent = answer.spent
-        return Served(answer.outputs, answer.digest, str(answer.arm), spent.queue_s, spent.compute_s, answer.reason)
+        return Served(
+            answer.outputs, answer.digest, str(answer.arm), spent.queue_s, spent.compute_s, reason=answer.reason
+        )
 
     async def _by_recipe(self, shown: Shown, encoded: bytes, deadline_s: float) -> Served:
         recipe = shown.recipe
@@ -159,7 +168,8 @@ class Service:
         made, before_s = await timed(self.compute, self.clock, recipe.before, encoded, name, shape)
         answer = await self.local.infer(shown.name, made.inputs, max(0.001, ends_s - self.clock()))
         outputs, after_s = await timed(self.compute, self.clock, recipe.after, answer.outputs, made.context)
-        return Served(outputs, answer.digest, self.side, answer.wait_s, before_s + answer.compute_s + after_s)
+        compute_s = before_s + answer.compute_s + after_s
+        return Served(outputs, answer.digest, self.side, answer.wait_s, compute_s, before_s, after_s)
 
     async def _whole(self, request: InferRequest, deadline_s: float) -> Served:
         answer = await self.local.infer(request.model, await self._widened(request), deadline_s)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engines.port import TensorAnswer
+from protocol.clock import FakeClock
 from protocol.errors import BadRequest, MidstreamError, NotFound
 from protocol.models import BUNDLE_SCHEMA, BundleManifest, CutEntry, head_name, tail_name
 from protocol.tensors import Tensor, TensorSpec
@@ -68,6 +69,23 @@ class WordRecipe:
 
     def calibration(self) -> Sequence[bytes]:
         return [b"good"]
+
+
+class SlowWordRecipe(WordRecipe):
+    """Takes `before_s` and `after_s` seconds of a clock that is moved by hand."""
+
+    def __init__(self, clock: FakeClock, before_s: float, after_s: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seconds = (before_s, after_s)
+
+    def before(self, encoded: bytes | memoryview, input_name: str, shape: tuple[int, ...]) -> Made:
+        self._clock.advance(self._seconds[0])
+        return super().before(encoded, input_name, shape)
+
+    def after(self, outputs: Sequence[Tensor], context: Mapping[str, float]) -> tuple[Tensor, ...]:
+        self._clock.advance(self._seconds[1])
+        return super().after(outputs, context)
 
 
 class Inline:

@@ -17,7 +17,7 @@ from protocol.oip import InferRequest, bytes_tensor, decode_response, encode_req
 from protocol.tensors import Tensor
 from split_models.front import Front
 from split_models.service import Service, Shown
-from tests.unit.split_models.parts import Inline, Scripted, WordRecipe, floats
+from tests.unit.split_models.parts import Inline, Scripted, SlowWordRecipe, WordRecipe, floats
 
 X = floats("x", 1, 2, 3, 4)
 Y = floats("y", 1, 2)
@@ -31,8 +31,14 @@ class Door:
         self.local = Scripted({"plain": Y, "word": Y, "tail": Y, **failing})
         self.emit = RecordingEmit()
         names = {name: Shown(name, "onnx_onnxv1", listed=name != "tail") for name in self.local.reactions}
-        names["word"] = Shown("word", "onnx_onnxv1", WordRecipe(), "x", (1, 4))
-        self.front = Front(Service(self.local, Inline(), FakeClock(), lambda: names, emit=self.emit))
+        self.clock = FakeClock()
+        self._names = names
+        self.recipe(WordRecipe())
+        self.front = Front(Service(self.local, Inline(), self.clock, lambda: names, emit=self.emit))
+
+    def recipe(self, recipe: WordRecipe) -> None:
+        """What `word` is served with."""
+        self._names["word"] = Shown("word", "onnx_onnxv1", recipe, "x", (1, 4))
 
     async def ask(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
@@ -188,3 +194,11 @@ async def test_every_request_is_reported_once(door: Door) -> None:
     assert [(event.model, event.status) for event in done] == [("plain", "ok"), ("broken", "engine_error")]
     assert done[0].request_id == "mine"
     assert done[1].request_id
+
+
+async def test_the_recipes_work_is_not_reported_as_the_models(door: Door) -> None:
+    door.recipe(SlowWordRecipe(door.clock, 0.25, 0.5))
+    response = await door.infer("word", bytes_tensor("image", [b"good"]))
+    done = next(event for event in door.emit.events if isinstance(event, TensorDone))
+    assert (done.pre_s, done.head_s, done.post_s) == pytest.approx((0.25, 0.01, 0.5))
+    assert decode_response(response.headers, response.body).parameters["compute_s"] == pytest.approx(0.76)

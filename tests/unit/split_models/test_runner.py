@@ -15,13 +15,25 @@ from netprobe.view import LinkView
 from protocol.clock import FakeClock
 from protocol.errors import BadRequest, EngineError, Full, LinkClosed, LinkTimeout, MidstreamError, NotFound
 from protocol.events import ArmSwitched, RecordingEmit, TensorDone, TransferSample
+from protocol.exposition import Exposition
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
 from split_models.arms import Arms, Work
 from split_models.plan import ModelPlan
 from split_models.runner import Answer, Runner, RunnerPorts
 from split_models.settings import views_of
-from tests.unit.split_models.parts import HEAD, TAIL, Inline, Reaction, Scripted, WordRecipe, cut, floats, manifest
+from tests.unit.split_models.parts import (
+    HEAD,
+    TAIL,
+    Inline,
+    Reaction,
+    Scripted,
+    SlowWordRecipe,
+    WordRecipe,
+    cut,
+    floats,
+    manifest,
+)
 
 Y = floats("y", 1, 2)
 ANSWER = floats("answer", 1, 2)
@@ -503,3 +515,16 @@ async def test_requests_under_way_while_the_arm_changes_are_answered_once_each(h
     )
     assert {event.status for event in done} == {"ok"}
     assert len(house.switches()) == 2, "both switches were announced once"
+
+
+async def test_stages_are_reported_under_their_names() -> None:
+    clock = FakeClock()
+    house = House(clock=clock, recipe=SlowWordRecipe(clock, 0.25, 0.5))
+    await house.ask()
+    done = house.done()[0]
+    assert (done.arm, done.pre_s, done.head_s, done.post_s) == ("device", 0.25, 0.1, 0.5)
+    page = Exposition()
+    page(done)
+    page_text = page.render()
+    for stage in ("pre", "head", "post"):
+        assert f'midstream_tensor_stage_seconds_count{{model="m",stage="{stage}"}} 1' in page_text
