@@ -7,7 +7,7 @@ set here. A device gets the newest document whose selector matches its labels.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from attrs import evolve, frozen
@@ -37,12 +37,18 @@ class Published:
 
 
 class Publisher:
-    """Numbers, signs and keeps policy documents of one fleet."""
+    """Numbers, signs and keeps policy documents of one fleet; the only writer of the registry's policies.
+
+    The history is read once after each change and each document decoded once: `desired` is asked for every device, and
+    again for each thing that one says.
+    """
 
     def __init__(self, authority: Authority, registry: DeviceRegistry, wall: WallClock) -> None:
         self._authority = authority
         self._registry = registry
         self._wall = wall
+        self._records: Sequence[PublishedPolicy] | None = None
+        self._decoded: dict[tuple[int, int], Published] = {}
 
     def publish(self, data: bytes, form: Form, note: str = "") -> Published:
         """Compile, sign and keep a policy file. Raises BadRequest (field named) or TooLarge; nothing is kept then."""
@@ -54,19 +60,19 @@ class Publisher:
 
     def history(self) -> list[Published]:
         """Newest first."""
-        return [_opened(record) for record in self._registry.policies()]
+        return [self._opened(record) for record in self._newest_first()]
 
     def version(self, version: int) -> Published:
         """One version of the present epoch, else of the newest epoch that has it. Raises NotFound."""
-        for record in self._registry.policies():
+        for record in self._newest_first():
             if record.version == version:
-                return _opened(record)
+                return self._opened(record)
         raise NotFound(f"there is no policy version {version}", next_step="see midstream policy history")
 
     def desired(self, labels: Mapping[str, str]) -> Published | None:
         """The newest document whose selector matches; None before the first."""
-        for record in self._registry.policies():
-            found = _opened(record)
+        for record in self._newest_first():
+            found = self._opened(record)
             if selects(found.policy, labels):
                 return found
         return None
@@ -78,7 +84,7 @@ class Publisher:
             schema=SCHEMA,
             fleet=self._authority.fleet,
             epoch=self._authority.record.policy_epoch,
-            version=self._next_version(),
+            version=1 + self._registry.newest_version(self._authority.record.policy_epoch),
             expires_s=policy.expires_s or now_s + DEFAULT_LIFE_S,
         )
         if numbered.expires_s <= now_s:
@@ -88,12 +94,26 @@ class Publisher:
         key = self._authority.policy_key
         envelope = sign(encode(numbered), key.seed, key.key_id)
         record = PublishedPolicy(numbered.epoch, numbered.version, now_s, note[:200], encode(envelope))
+        self._records = None
         self._registry.add_policy(record)
         return Published(numbered, record)
 
-    def _next_version(self) -> int:
-        epoch = self._authority.record.policy_epoch
-        return 1 + max((r.version for r in self._registry.policies() if r.epoch == epoch), default=0)
+    def _newest_first(self) -> Sequence[PublishedPolicy]:
+        if self._records is None:
+            records = self._registry.policies()
+            kept = {(record.epoch, record.version) for record in records}
+            self._decoded = {number: found for number, found in self._decoded.items() if number in kept}
+            self._records = records
+        return self._records
+
+    def _opened(self, record: PublishedPolicy) -> Published:
+        number = record.epoch, record.version
+        found = self._decoded.get(number)
+        if found is None:
+            envelope = decode(Envelope, record.envelope, what="a kept policy")
+            found = Published(decode(Policy, envelope.payload, what="a kept policy"), record)
+            self._decoded[number] = found
+        return found
 
 
 def compile_policy(data: bytes, form: Form) -> Policy:
@@ -149,8 +169,3 @@ def _parsed(data: bytes, form: Form) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise BadRequest("the policy must be a table of sections")
     return raw
-
-
-def _opened(record: PublishedPolicy) -> Published:
-    envelope = decode(Envelope, record.envelope, what="a kept policy")
-    return Published(decode(Policy, envelope.payload, what="a kept policy"), record)

@@ -113,6 +113,7 @@ class DeviceRegistry(Protocol):
     def note_reported(self, device_id: str, reported: Reported, now_s: float) -> None: ...
     def add_policy(self, policy: PublishedPolicy) -> None: ...
     def policies(self) -> Sequence[PublishedPolicy]: ...
+    def newest_version(self, epoch: int) -> int: ...
     def checkpoint(self) -> None: ...
     def close(self) -> None: ...
 
@@ -246,6 +247,11 @@ class SqliteRegistry:
             "SELECT epoch, version, published_s, note, envelope FROM policies ORDER BY epoch DESC, version DESC", ()
         )
         return [PublishedPolicy(*row) for row in rows]
+
+    def newest_version(self, epoch: int) -> int:
+        """The greatest version of an epoch; 0 before its first."""
+        found: int = self._all("SELECT coalesce(max(version), 0) FROM policies WHERE epoch=?", (epoch,))[0][0]
+        return found
 
     def close(self) -> None:
         self._db.close()

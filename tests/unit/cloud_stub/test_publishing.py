@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cloud_stub.authority import open_authority
 from cloud_stub.publishing import MAX_POLICY_BYTES, Publisher, as_document, compile_policy
-from cloud_stub.registry import SqliteRegistry
+from cloud_stub.registry import PublishedPolicy, SqliteRegistry
 from protocol.acceptance import Refused, accept
 from protocol.clock import WallTime
 from protocol.decode import decode
-from protocol.errors import BadRequest, NotFound, TooLarge
+from protocol.errors import BadRequest, ConfigError, NotFound, TooLarge
 from protocol.policy import Policy
 from protocol.signature import Envelope
 
@@ -64,6 +64,47 @@ def test_devices_get_the_newest_that_selects_them(publisher: Publisher) -> None:
     everyone, kitchen = publisher.desired({"room": "hall"}), publisher.desired({"room": "kitchen", "site": "a"})
     assert everyone is not None and everyone.policy.version == 1
     assert kitchen is not None and kitchen.policy.version == 2
+
+
+class CountingRegistry(SqliteRegistry):
+    """Counts how often the whole history is read."""
+
+    reads = 0
+
+    def policies(self) -> Sequence[PublishedPolicy]:
+        self.reads += 1
+        return super().policies()
+
+
+def test_the_history_is_read_and_decoded_once_after_each_change(tmp_path: Path) -> None:
+    registry = CountingRegistry(tmp_path / "r.sqlite")
+    publisher = Publisher(open_authority(tmp_path / "s", "lab", NOW_S), registry, lambda: NOW)
+    for number in range(1, 4):
+        assert publisher.publish(f"[split]\nperiods = {number}\n".encode(), "toml").policy.version == number
+    assert registry.reads == 0, "numbering reads no documents"
+    found = [publisher.desired({}) for _ in range(5)]
+    assert registry.reads == 1
+    assert found[0] is not None and found[0].policy.split.periods == 3
+    assert all(one is found[0] for one in found)
+    assert [p.policy.version for p in publisher.history()] == [3, 2, 1]
+    publisher.rollback(1)
+    changed = publisher.desired({})
+    assert changed is not None and (changed.policy.version, changed.policy.split.periods) == (4, 1)
+    assert publisher.version(3) is found[0]
+    assert registry.reads == 2
+    registry.close()
+
+
+def test_a_document_that_was_not_kept_is_not_desired(tmp_path: Path) -> None:
+    registry = SqliteRegistry(tmp_path / "r.sqlite")
+    publisher = Publisher(open_authority(tmp_path / "s", "lab", NOW_S), registry, lambda: NOW)
+    publisher.publish(b"", "toml")
+    registry._db.execute("PRAGMA query_only=1")
+    with pytest.raises(ConfigError):
+        publisher.publish(b"[split]\nperiods = 9\n", "toml")
+    desired = publisher.desired({})
+    assert desired is not None and desired.policy.version == 1
+    registry.close()
 
 
 @pytest.mark.parametrize(
