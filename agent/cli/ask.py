@@ -25,6 +25,7 @@ MAX_IMAGE_BYTES = 16 << 20
 MAX_EVENT_BYTES = 1 << 20
 MAX_PROMPT_BYTES = 2 << 20
 DEFAULT_DEADLINE_S = 60.0
+VERIFY = "midstream models verify"
 # First use of a text model loads it.
 CHAT_DEADLINE_S = 120.0
 
@@ -202,6 +203,9 @@ async def _text_model(url: str) -> str:
     status = await get_json(url, "/midstream/v1/status")
     model = status.get("text_model")
     if not model:
+        for warning in status.get("warnings", ()):
+            if warning.get("name") == "text_model":  # it was asked for, and this is why it is not there
+                raise ConfigError(str(warning.get("text")), next_step=str(warning.get("next_step") or VERIFY))
         raise ConfigError(
             "the agent serves no text model", next_step="start it with --text-model NAME; `midstream models list`"
         )

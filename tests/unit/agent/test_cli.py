@@ -9,7 +9,9 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -126,15 +128,14 @@ def test_an_image_without_an_end_is_refused(tmp_path: Path) -> None:
     assert "larger than 16 MiB" in done.stderr
 
 
-def test_a_stranger_on_the_agents_port_is_named(tmp_path: Path) -> None:
-    import threading
-    from http.server import BaseHTTPRequestHandler, HTTPServer
+def answered_by(body: bytes, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run one verb against a server on the agent's port that answers every request with `body`."""
 
     class Stranger(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"<html>")
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             return None
@@ -142,10 +143,22 @@ def test_a_stranger_on_the_agents_port_is_named(tmp_path: Path) -> None:
     with HTTPServer(("127.0.0.1", 0), Stranger) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        done = call("status", "--url", f"http://127.0.0.1:{server.server_port}", home=tmp_path)
+        done = call(*arguments, "--url", f"http://127.0.0.1:{server.server_port}", home=home)
         thread.join()
+    return done
+
+
+def test_a_stranger_on_the_agents_port_is_named(tmp_path: Path) -> None:
+    done = answered_by(b"<html>", "status", home=tmp_path)
     assert done.returncode == 1
     assert "check what listens there" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_chat_says_why_the_text_model_is_not_served(tmp_path: Path) -> None:
+    warning = {"name": "text_model", "text": "m: it does not begin with GGUF", "next_step": ""}
+    done = answered_by(json.dumps({"text_model": None, "warnings": [warning]}).encode(), "chat", "hi", home=tmp_path)
+    assert done.returncode == 2
+    assert "does not begin with GGUF - midstream models verify" in done.stderr
 
 
 def test_an_agent_process_says_ready_and_drains_on_sigterm(tmp_path: Path) -> None:
