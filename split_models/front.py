@@ -5,11 +5,14 @@ Answers tell beside the tensors: parameters `digest`, `midstream_arm`, `wait_s`,
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import importlib.metadata
 import json
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from links.port import Request, Response, Route
 from protocol.errors import BadRequest, Loading, MidstreamError, NotFound
@@ -31,7 +34,12 @@ MAX_DEADLINE_S = 600.0
 VERSION = "1"
 JSON = {"content-type": "application/json"}
 
+MAX_HERE_BYTES = 256 << 10
+"""Longer bodies are read and made in a thread: the event loop also carries everyone else's requests."""
+
 _MIN_COMPRESSED_BYTES = 1_024
+
+T = TypeVar("T")
 
 
 class Front:
@@ -90,7 +98,8 @@ class Front:
         shown = self._service.find(name)
         raw_shortcut = request.headers.get("inference-header-content-length") == "0"
         specs = (await self._service.metadata(shown.name)).inputs if raw_shortcut else ()
-        asked = decode_request(name, request.headers, request.body, specs=specs)
+        decode = partial(decode_request, name, request.headers, request.body, specs=specs)
+        asked = await _aside(decode, "content-encoding" in request.headers or len(request.body) > MAX_HERE_BYTES)
         self._count += 1
         if not asked.id:
             asked = _with_id(asked, request.headers.get("x-request-id") or f"t{self._count}")
@@ -98,7 +107,8 @@ class Front:
         else:
             told_id = asked.id
         served = await self._service.infer(asked, self._deadline(asked))
-        return _answer(asked, served, told_id, request.headers)
+        large = sum(tensor.size_bytes for tensor in served.outputs) > MAX_HERE_BYTES
+        return await _aside(partial(_answer, asked, served, told_id, request.headers), large)
 
     def _deadline(self, asked: InferRequest) -> float:
         """`timeout` in microseconds, as Triton has it, or `deadline_s`."""
@@ -110,6 +120,11 @@ class Front:
                 raise BadRequest(f"{value!r} is not a positive number", field=f"parameters.{key}")
             return min(MAX_DEADLINE_S, float(value) * factor)
         return self._deadline_s
+
+
+async def _aside(work: Callable[[], T], large: bool) -> T:
+    """Large work in a thread, small work at once: a change of threads costs more than it."""
+    return await asyncio.to_thread(work) if large else work()
 
 
 def _answer(asked: InferRequest, served: Served, told_id: str, headers: Mapping[str, str]) -> Response:

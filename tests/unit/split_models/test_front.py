@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ class Door:
         for route in self.front.routes:
             params = match(route.path, path)
             if params is not None and route.method == method:
-                return await route.handle(Request(method, path, dict(headers or {}), params, body=body))
+                return await route.handle(Request(method, path, headers or {}, params, body=body))
         raise AssertionError(f"no route {method} {path}")
 
     async def infer(self, model: str, *inputs: Tensor, **fields: Any) -> Response:
@@ -202,3 +203,43 @@ async def test_the_recipes_work_is_not_reported_as_the_models(door: Door) -> Non
     done = next(event for event in door.emit.events if isinstance(event, TensorDone))
     assert (done.pre_s, done.head_s, done.post_s) == pytest.approx((0.25, 0.01, 0.5))
     assert decode_response(response.headers, response.body).parameters["compute_s"] == pytest.approx(0.76)
+
+
+class Noted(dict[str, str]):
+    """Headers that remember which of them were read outside of the test's own thread."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__(headers)
+        self._home = threading.get_ident()
+        self.aside: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if threading.get_ident() != self._home:
+            self.aside.add(key)
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize(("count", "coding", "aside"), [(4, "", False), (4, "gzip", True), (100_000, "", True)])
+async def test_large_bodies_are_read_off_the_event_loop(door: Door, count: int, coding: str, aside: bool) -> None:
+    x = floats("x", *[1.0] * count)
+    headers, body = encode_request(InferRequest("plain", (x,), binary=True))
+    noted = Noted(headers | ({"content-encoding": coding} if coding else {}))
+    response = await door.ask("POST", "/v2/models/plain/infer", noted, gzip.compress(body) if coding else body)
+    assert response.status == 200
+    assert bytes(door.local.received[0][0].data) == bytes(x.data)
+    assert ("content-encoding" in noted.aside) is aside
+    assert "accept-encoding" not in noted.aside, "the answer is small"
+
+
+async def test_large_answers_are_made_off_the_event_loop(door: Door) -> None:
+    door.local.reactions["plain"] = floats("y", *[1.0] * 100_000)
+    headers, body = encode_request(InferRequest("plain", (X,), binary=True))
+    noted = Noted(headers | {"accept-encoding": "gzip"})
+    response = await door.ask("POST", "/v2/models/plain/infer", noted, body)
+    assert decode_response(response.headers, response.body).outputs[0].shape == (1, 100_000)
+    assert noted.aside == {"accept-encoding"}
+
+
+async def test_a_large_body_that_does_not_inflate_is_refused(door: Door) -> None:
+    body = b"no gzip" * 100_000
+    assert (await door.ask("POST", "/v2/models/plain/infer", {"content-encoding": "gzip"}, body)).status == 400
