@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any
 
 from attrs import define, evolve, field
 
@@ -15,7 +14,6 @@ from netprobe.window import Fit, Pair, Window, fit
 from protocol.clock import Clock
 from protocol.events import Direction, TransferSample
 
-SNAPSHOT_SCHEMA = "midstream.link-probe/1.0"
 MAX_LINKS = 64
 
 UnderWay = Callable[[], TransferSample | None]
@@ -123,47 +121,10 @@ class LinkProbe:
         return {name: self.view(name, direction, now_s) for name in sorted(names)}
 
     def reset(self, link: str) -> None:
-        """Forget `link`: its interface changed, or it leads somewhere else now."""
+        """Forget `link`: it leads somewhere else now."""
         for key in [key for key in self._ways if key[0] == link]:
             del self._ways[key]
         self._round_trips.pop(link, None)
-
-    def snapshot(self) -> dict[str, Any]:
-        """What is known, as plain values for a state file. Ages are kept, not clock readings."""
-        now_s = self._clock()
-        return {
-            "schema": SNAPSHOT_SCHEMA,
-            "ways": [
-                {
-                    "link": link,
-                    "direction": direction,
-                    "pairs": [[pair.size_bytes, pair.seconds, now_s - pair.at_s] for pair in way.window.pairs],
-                }
-                for (link, direction), way in self._ways.items()
-            ],
-            "round_trips": {link: trip.smoothed_s for link, trip in self._round_trips.items() if trip.samples},
-        }
-
-    def restore(self, snapshot: Mapping[str, Any], away_s: float = 0.0) -> bool:
-        """Take over a snapshot that is `away_s` seconds old; False (and nothing taken) when it does not fit."""
-        now_s = self._clock() - max(0.0, away_s)
-        try:
-            if snapshot["schema"] != SNAPSHOT_SCHEMA:
-                return False
-            ways = {
-                (str(entry["link"]), _direction(entry["direction"])): _Way(
-                    Window(pairs=[_pair(values, now_s) for values in entry["pairs"]])
-                )
-                for entry in snapshot["ways"][:MAX_LINKS]
-            }
-            trips = {
-                str(link): RoundTrip().with_sample(_positive(seconds), now_s)
-                for link, seconds in list(snapshot["round_trips"].items())[:MAX_LINKS]
-            }
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return False
-        self._ways, self._round_trips = ways, trips
-        return True
 
     def _take_round_trip(self, sample: TransferSample) -> None:
         if sample.idle_before_s <= self._rules.idle_s or sample.link not in self._round_trips:
@@ -210,24 +171,3 @@ def _held_down(line: Fit, running: TransferSample | None) -> Fit:
     if running is None or running.seconds <= line.seconds_for(running.size_bytes):
         return line
     return Fit(line.floor_s, running.size_bytes / (running.seconds - line.floor_s), line.samples)
-
-
-def _direction(value: object) -> Direction:
-    if value == "up":
-        return "up"
-    if value == "down":
-        return "down"
-    raise ValueError(f"{value!r} is not a direction")
-
-
-def _positive(value: object) -> float:
-    if not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} is not a time")
-    return float(value)
-
-
-def _pair(values: Any, now_s: float) -> Pair:
-    size_bytes, seconds, age_s = values
-    if not isinstance(size_bytes, int) or size_bytes < 1 or _positive(seconds) == 0:
-        raise ValueError("a pair has at least one byte and takes time")
-    return Pair(size_bytes, float(seconds), now_s - _positive(age_s))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -242,47 +241,6 @@ def test_links_are_bounded() -> None:
         link.send(100_000, link=f"peer-{number}")
         link.send(100, link=f"peer-{number}")
     assert len(link.probe.views("up", link.clock())) <= 128
-
-
-def test_a_snapshot_survives_json_and_keeps_ages() -> None:
-    link = Link()
-    for size in (50_000, 100_000, 200_000, 100):
-        link.send(size)
-    document = json.loads(json.dumps(link.probe.snapshot()))
-    clock = FakeClock(7.0)
-    again = LinkProbe(clock)
-    assert again.restore(document, away_s=60.0)
-    view = again.view("cloud", "up", clock())
-    assert view.seconds_for(150_000) == pytest.approx(link.truth(150_000))
-    assert view.age_s == pytest.approx(60.0, abs=0.1)
-    assert view.rtt_s == pytest.approx(0.0401)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {},
-        {"schema": "other/1.0"},
-        {"schema": "midstream.link-probe/1.0", "ways": [{}], "round_trips": {}},
-        {"schema": "midstream.link-probe/1.0", "ways": 5, "round_trips": {}},
-        {
-            "schema": "midstream.link-probe/1.0",
-            "ways": [{"link": "a", "direction": "sideways", "pairs": []}],
-            "round_trips": {},
-        },
-        {
-            "schema": "midstream.link-probe/1.0",
-            "ways": [{"link": "a", "direction": "up", "pairs": [[0, 1.0, 0.0]]}],
-            "round_trips": {},
-        },
-        {"schema": "midstream.link-probe/1.0", "ways": [], "round_trips": {"a": float("nan")}},
-    ],
-)
-def test_a_snapshot_that_does_not_fit_changes_nothing(document: dict[str, object]) -> None:
-    link = Link()
-    link.send(100_000)
-    assert not link.probe.restore(document)
-    assert link.probe.view("cloud", "up", link.clock()).samples == 1
 
 
 @settings(max_examples=100, deadline=None)
