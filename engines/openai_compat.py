@@ -106,9 +106,12 @@ class OpenAICompatEngine:
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
         answer = await self._call("/v1/embeddings", {"model": self.model, "input": list(texts)})
         try:
-            return [tuple(float(value) for value in one["embedding"]) for one in answer["data"]]
+            vectors = [tuple(float(value) for value in one["embedding"]) for one in answer["data"]]
         except (KeyError, TypeError, ValueError) as err:
             raise ProtocolError(f"{self._link.name} sent embeddings that are none", field="data") from err
+        if len(vectors) != len(texts) or not all(vectors):
+            raise ProtocolError(f"{self._link.name} sent no vector for some text", field="data")
+        return vectors
 
     def load(self) -> EngineLoad:
         running = len(self._open)
@@ -185,7 +188,7 @@ class OpenAICompatEngine:
             continues=continues,
             grammar=False,
             logprobs=logprobs,
-            embeds=False,
+            embeds=await self._probe_embeds(),
         )
 
     async def _probe_continuing(self, plain: UpstreamDelta) -> Literal["text", "no"]:
@@ -199,6 +202,16 @@ class OpenAICompatEngine:
         if plain.usage and continued.usage and continued.usage.prompt_tokens < plain.usage.prompt_tokens:
             return "text"
         return "text" if continued.text.strip().lower().startswith("six") else "no"
+
+    async def _probe_embeds(self) -> bool:
+        """One short text; a server without embeddings, or without them for this model, refuses it."""
+        try:
+            await self.embed(("a",))
+        except MidstreamError as err:
+            if isinstance(err, Full | LinkClosed):
+                raise
+            return False
+        return True
 
     async def _short(self, *, logprobs: bool = False, extra: dict[str, Any] | None = None) -> UpstreamDelta:
         sampling = Sampling(max_tokens=2, logprobs=1 if logprobs else 0)

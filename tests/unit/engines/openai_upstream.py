@@ -33,6 +33,7 @@ class Upstream:
         self.continues = continues
         self.status = status
         self.error = error
+        self.embeds = True
         self.bodies: list[dict[str, Any]] = []
         self.closed = 0
         self.link = MemoryLink(
@@ -77,6 +78,8 @@ class Upstream:
             self.closed += 1
 
     async def _embed(self, request: Request) -> Response:
+        if not self.embeds:
+            return Response(404, {}, b'{"error": {"message": "this model makes no embeddings"}}')
         texts = json.loads(request.body)["input"]
         return Response(
             200, {}, json.dumps({"data": [{"embedding": [float(len(text)), 1.0]} for text in texts]}).encode()

@@ -161,3 +161,10 @@ async def test_embeddings_and_capacity() -> None:
     await first.close()
     with pytest.raises(Unsupported):
         await engine.tokenize(b"x")
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+async def test_whether_it_embeds_is_seen_by_trying(embeds: bool) -> None:
+    upstream = Upstream([chunk("a")])
+    upstream.embeds = embeds
+    assert (await engine_at(upstream).capabilities()).embeds is embeds
