@@ -57,6 +57,7 @@ class AgentConfig:
     text_engine: Literal["llama_server", "llama_cpp", "openai_compat"] = "llama_server"
     text_threads: int = 0
     text_url: str | None = None
+    text_key: str | None = field(default=None, repr=False)
     context_tokens: int = 2048
     slowdown: float = 1.0
     benchmark: bool = True
@@ -136,8 +137,9 @@ def _parsed(name: str, value: Any, source: str) -> Any:
     try:
         return setting.parse(value)
     except ValueError as err:
+        found = "not valid" if setting.secret else repr(value)
         raise ConfigError(
-            f"{name} in {source} is {value!r}", next_step=f"it must be {err}: {setting.help}", field=name
+            f"{name} in {source} is {found}", next_step=f"it must be {err}: {setting.help}", field=name
         ) from err
 
 

@@ -19,12 +19,17 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @frozen
 class Setting:
-    """`parse` takes TOML values and text alike and raises ValueError with what it wants instead."""
+    """`parse` takes TOML values and text alike and raises ValueError with what it wants instead.
+
+    secret: comes from the file or the environment only, for a command line shows in the process list; errors leave its
+    value out.
+    """
 
     name: str
     parse: Callable[[Any], Any]
     help: str
     env: str = ""
+    secret: bool = False
 
     @property
     def variable(self) -> str:
@@ -36,6 +41,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a non-empty string")
     return value.strip()
+
+
+def _key(value: Any) -> str:
+    text = _text(value)
+    if not all("!" <= letter <= "~" for letter in text):
+        raise ValueError("printable ASCII without spaces")
+    return text
 
 
 def _flag(value: Any) -> bool:
@@ -114,7 +126,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("coordinator", parse_address, "static address of the coordinator, host:port; tried before anything found"),
     Setting("broker", parse_address, "MQTT broker, host:port; overrides what the coordinator names"),
     Setting("broker_tls", _flag, "whether the broker speaks TLS; by default as the coordinator says"),
-    Setting("join_token", _text, "one-time token that the coordinator printed"),
+    Setting("join_token", _text, "one-time token that the coordinator printed", secret=True),
     Setting("mdns", _flag, "look for the coordinator on the local network"),
     Setting("mdns_interfaces", _names, "addresses of the interfaces that mDNS uses; all when absent"),
     Setting("data_proxy", parse_address, "send the data plane to this host:port instead (shapers, tests)"),
@@ -125,6 +137,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("text_engine", _choice("llama_server", "llama_cpp", "openai_compat"), "engine for the text model"),
     Setting("text_threads", _whole(0, 256), "threads for text; 0: decided from the cores"),
     Setting("text_url", _text, "base URL of an OpenAI-compatible server, for text_engine openai_compat"),
+    Setting("text_key", _key, "API key of the server at text_url", secret=True),
     Setting("context_tokens", _whole(64, 1 << 20), "context of the text model in tokens"),
     Setting("slowdown", _real(1.0, 1000.0), "declared slow-down factor of this device's engines, for demonstrations"),
     Setting(

@@ -18,8 +18,8 @@ from agent.settings_table import SETTINGS
 from protocol.errors import ConfigError
 from protocol.held_folder import hold_folder
 
-FLAGS = tuple(setting for setting in SETTINGS if setting.name != "join_token")
-"""A token on the command line would show in the process list; it comes from the environment or the file."""
+FLAGS = tuple(setting for setting in SETTINGS if not setting.secret)
+"""A secret on the command line would show in the process list."""
 
 
 def agent(argv: list[str]) -> int:

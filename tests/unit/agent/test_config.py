@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.cli.run import FLAGS
 from agent.config import load
 from protocol.errors import ConfigError
 
@@ -68,3 +69,15 @@ def test_the_token_never_shows_in_a_repr() -> None:
     config = load(environ={"MIDSTREAM_JOIN_TOKEN": "mj1.secret"})
     assert config.join_token == "mj1.secret"
     assert "secret" not in repr(config)
+
+
+def test_the_key_of_a_text_server_is_no_flag_and_shows_nowhere(tmp_path: Path) -> None:
+    config = load(environ={"MIDSTREAM_TEXT_KEY": "sk-hidden"})
+    assert config.text_key == "sk-hidden"
+    assert "hidden" not in repr(config)
+    assert not {"text_key", "join_token"} & {setting.name for setting in FLAGS}
+    file = tmp_path / "agent.toml"
+    file.write_text('text_key = "sk hidden"')
+    with pytest.raises(ConfigError, match="not valid") as refused:
+        load(environ={}, file=file)
+    assert "hidden" not in f"{refused.value} {refused.value.next_step}"
