@@ -216,8 +216,9 @@ class ControlSide:
     async def _point_data(self, found: Candidate) -> None:
         host, port = self.config.data_proxy or (found.host, found.port)
         link = HttpLink("cloud", url_of(host, port), ssl=self.context, sink=self.sink, clock=self.clock)
-        self.on_link(link)
         await self.cloud.point_to(link)
+        # Only now: transfers that the old link had to end are not the new one's.
+        self.on_link(link)
 
     def _broker_tls(self, enrolment: Enrolment, port: int) -> bool:
         if self.config.broker_tls is not None:

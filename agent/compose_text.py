@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from attrs import frozen
+
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
 from agent.health import Health
@@ -24,6 +26,7 @@ from gateway.targets import Target
 from links.http import HttpLink
 from links.port import Mount
 from profiles.benchmark import Probe, best_threads
+from profiles.rates import Slowdowns
 from protocol.clock import Clock
 from protocol.device import Measured
 from protocol.errors import ConfigError, MidstreamError, NotFound
@@ -49,6 +52,14 @@ PROBE_RUNS = 1
 PROBE_BUDGET_S = 6.0
 
 
+@frozen
+class Rates:
+    """Tokens a second of the device's engine as measured; None: not measured."""
+
+    prefill_tokens_per_s: float | None = None
+    tokens_per_s: float | None = None
+
+
 class TextSide:
     """The text engines of this device, and `targets` for the gateway."""
 
@@ -61,8 +72,12 @@ class TextSide:
         policy: Callable[[], Policy],
         emit: Emit = ignore,
         measured: Callable[[], Sequence[Measured]] = tuple,
+        slowdowns: Slowdowns | None = None,
     ) -> None:
         self._config = config
+        self._slowdowns = slowdowns or Slowdowns()
+        self._running_threads = 0
+        self._rates = Rates()
         self._measured = measured
         self._store = store
         self._cloud = cloud
@@ -99,7 +114,18 @@ class TextSide:
         """What can answer now: the device first."""
         found = []
         if self._device is not None:
-            found.append(Target("device", True, self._device, frozenset(self.models)))
+            found.append(
+                Target(
+                    "device",
+                    True,
+                    self._device,
+                    frozenset(self.models),
+                    tokens_per_s=self._rates.tokens_per_s,
+                    prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
+                    engine_name=self._config.text_engine,
+                    slowdowns=self._slowdowns,
+                )
+            )
         if self._cloud.available:
             # One view per model, so that the first question about capabilities already names it.
             found += [Target("cloud", False, engine, frozenset({name})) for name, engine in self._at_cloud.items()]
@@ -120,7 +146,8 @@ class TextSide:
         if self._config.text_model is None:
             return
         try:
-            engine = self._make(self._config.text_model, self._threads(self._config.text_model))
+            threads = self._threads(self._config.text_model)
+            engine = self._make(self._config.text_model, threads)
             try:
                 capabilities = await engine.capabilities()
                 await _warm_up(engine, self._config.text_model)
@@ -133,6 +160,7 @@ class TextSide:
             return
         for peer in (self._peer, *self._at_cloud.values()):
             peer.vocabulary = capabilities.vocabulary
+        self._running_threads = threads or _usual_threads()
         self._device = QueuedTextEngine(
             engine,
             slots=self._slots,
@@ -140,7 +168,17 @@ class TextSide:
             name=f"text {self._config.text_model}",
             emit=self._emit,
         )
+        self.learn(self._measured())
         log.info("%s is ready on %s", self._config.text_model, self._config.text_engine)
+
+    def learn(self, measured: Sequence[Measured]) -> None:
+        """Take a profile's rates for what the device can do, where it has them of this engine as it runs now."""
+        model = self._config.text_model
+        if model is None or self._by_url or self._device is None:
+            return
+        mine = (self._store.entry(model).sha256, self._config.text_engine, self._running_threads)
+        rows = {row.what: row for row in measured if (row.digest, row.engine, row.threads) == mine}
+        self._rates = Rates(_tokens_per_s(rows.get("prefill")), _tokens_per_s(rows.get("decode")))
 
     async def learn_cloud(self) -> None:
         """Ask the coordinator which text models it serves."""
@@ -174,8 +212,8 @@ class TextSide:
         config, model = self._config, self._config.text_model
         if model is None or self._by_url or self._device is None:
             return ()
-        cores = os.cpu_count() or 1
-        counts = (config.text_threads,) if config.text_threads else tuple(dict.fromkeys((max(1, cores - 1), 1, cores)))
+        usual = (_usual_threads(), 1, os.cpu_count() or 1)
+        counts = (config.text_threads,) if config.text_threads else tuple(dict.fromkeys(usual))
         return text_probes(
             lambda threads: self._make(model, threads),
             self._store.entry(model).sha256,
@@ -238,9 +276,11 @@ class TextSide:
         link = self._server = HttpLink("text-server", config.text_url)
         made: TextEngine
         if config.text_engine == "openai_compat":
-            made = engine_class("openai_compat")(link, model, None, max_open=self._slots)
+            made = engine_class("openai_compat")(link, model, config.text_key, max_open=self._slots)
         else:
-            made = engine_class("llama_server_url")(link, model_file=self._file(model), slots=self._slots)
+            made = engine_class("llama_server_url")(
+                link, api_key=config.text_key, model_file=self._file(model), slots=self._slots
+            )
         return made
 
     def _file(self, model: str) -> Path | None:
@@ -254,6 +294,15 @@ class TextSide:
         link, self._server = self._server, None
         if link is not None:
             await link.close()
+
+
+def _usual_threads() -> int:
+    """What the engines take when they are told 0."""
+    return max(1, (os.cpu_count() or 1) - 1)
+
+
+def _tokens_per_s(measured: Measured | None) -> float | None:
+    return 1.0 / measured.per_token_s if measured is not None and measured.per_token_s else None
 
 
 async def _warm_up(engine: TextEngine, model: str) -> None:

@@ -33,9 +33,11 @@ from agent.version import own_version
 from engines.catalogue import load_catalogue
 from engines.registry import ImportGuard, use_guard
 from engines.store import ModelStore
+from links.http import HttpLink
 from links.http_server import RunningServer
 from netprobe.probe import LinkProbe
 from profiles.benchmark import Probe, decode_benchmark
+from profiles.rates import Slowdowns
 from profiles.timing import memory_probe
 from protocol.clock import wall_now
 from protocol.device import Measured
@@ -75,10 +77,13 @@ class House:
         keys: dict[str, bytes] = {}
         labels = dict(config.labels)
         self.probe = LinkProbe(self.clock)
+        self.slowdowns = Slowdowns()
         self.cloud = CloudLink(self._on_trouble)
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
         self.tensors = TensorSide(config, self.cloud, self.probe, self.holder.current, self.emit, self.health)
-        self.texts = TextSide(config, store, self.cloud, self.health, self.holder.current, self.emit, self._kept)
+        self.texts = TextSide(
+            config, store, self.cloud, self.health, self.holder.current, self.emit, self._kept, self.slowdowns
+        )
         self._queueing += [self.tensors, self.texts]
         self.profiler = Profiler(config, self.device_id, labels, self.life, self.health)
         self.control = self._control(identity, keys, labels)
@@ -143,7 +148,7 @@ class House:
             cloud=self.cloud,
             sink=self.tensors.sink,
             emit=self.emit,
-            on_link=lambda link: self.probe.watch("cloud", link.under_way),
+            on_link=self._on_link,
             keys=keys,
             labels=labels,
             holder=self.holder,
@@ -208,6 +213,7 @@ class House:
     def _profile_changed(self) -> None:
         profile = self.profiler.current()
         self.tensors.learn(profile.measured)
+        self.texts.learn(profile.measured)
         self.console.say("profiled", f"profiled: {len(profile.measured)} measurements", key=profile.key)
         self._later(self._register())
 
@@ -240,6 +246,11 @@ class House:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.cloud.close()
+
+    def _on_link(self, link: HttpLink) -> None:
+        """The data link leads elsewhere: what was measured of the way before says nothing of this one."""
+        self.probe.reset(link.name)
+        self.probe.watch(link.name, link.under_way)
 
     def _on_trouble(self, error: LinkError) -> None:
         if self.control.connector is not None:
