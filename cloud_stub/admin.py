@@ -20,7 +20,7 @@ ADMIN = "/midstream/v1/admin"
 class AdminApi:
     """Routes over the coordinator's parts.
 
-    mint: makes a join string that lives for the given seconds. end_sessions: ends what a device has open.
+    mint: makes a join string that lives for the given seconds, in a thread. end_sessions: ends what a device has open.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class AdminApi:
             raise BadRequest(f"life_s is {text!r}", next_step="give seconds", field="life_s") from err
         if life_s is not None and not 60 <= life_s <= 30 * 86_400:
             raise BadRequest("life_s must be from 60 seconds to 30 days", field="life_s")
-        return _json({"join": self._mint(life_s)})
+        return _json({"join": await asyncio.to_thread(self._mint, life_s)})
 
 
 def _number(request: Request) -> int:

@@ -6,14 +6,15 @@ secret is bound durably before the certificate is given away, so a crash can onl
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Literal
 
 from attrs import frozen
 
 from cloud_stub.authority import OWN_NAME, Authority
-from cloud_stub.certificates import check_request
-from cloud_stub.join_secrets import JoinSecrets
+from cloud_stub.certificates import CheckedRequest, check_request
+from cloud_stub.join_secrets import JoinSecrets, SecretRecord
 from cloud_stub.registry import DeviceRegistry
 from protocol.clock import WallClock
 from protocol.decode import check_schema
@@ -54,20 +55,24 @@ class Enrolment:
         self._registry = registry
         self._broker = broker
         self._wall = wall
+        self._one_at_a_time = asyncio.Lock()
 
-    def join(self, request: JoinRequest) -> JoinAnswer:
-        """Issue a certificate. Raises ProtocolError (field named), NotAllowed, Full or ConfigError (disk)."""
+    async def join(self, request: JoinRequest) -> JoinAnswer:
+        """Issue a certificate. Raises ProtocolError (field named), NotAllowed, Full or ConfigError (disk).
+
+        One after the other. Secrets and cryptography are a thread's work, the registry is used on the event loop only.
+        """
         now_s = self._wall().unix_s
         check_schema(request.schema, JOIN_SCHEMA)
         device_id = check_id(request.device_id, what="device_id")
         if device_id == OWN_NAME:
             raise NotAllowed(f"the id {OWN_NAME!r} is taken", next_step="choose another device_id", field="device_id")
-        record = self._secrets.check(request.secret, device_id, now_s)
-        checked = check_request(request.csr_pem, device_id)
-        self._check_known(device_id, checked.key_sha256)
-        self._secrets.redeem(record, device_id, checked.key_sha256)
-        certificate = self._authority.issue(checked, now_s)
-        self._registry.enrol(device_id, checked.key_sha256, now_s)
+        async with self._one_at_a_time:
+            record, checked = await asyncio.to_thread(self._examine, request, now_s)
+            self._check_known(device_id, checked.key_sha256)
+            certificate = await asyncio.to_thread(self._issue, record, checked, device_id, now_s)
+            self._check_known(device_id, checked.key_sha256)  # it may have been revoked meanwhile
+            self._registry.enrol(device_id, checked.key_sha256, now_s)
         broker = self._broker()
         return JoinAnswer(
             cert_pem=certificate,
@@ -79,6 +84,14 @@ class Enrolment:
             broker_tls=broker.tls,
             broker_version=broker.version,
         )
+
+    def _examine(self, request: JoinRequest, now_s: float) -> tuple[SecretRecord, CheckedRequest]:
+        record = self._secrets.check(request.secret, request.device_id, now_s)
+        return record, check_request(request.csr_pem, request.device_id)
+
+    def _issue(self, record: SecretRecord, checked: CheckedRequest, device_id: str, now_s: float) -> str:
+        self._secrets.redeem(record, device_id, checked.key_sha256)
+        return self._authority.issue(checked, now_s)
 
     def _check_known(self, device_id: str, key_sha256: str) -> None:
         if self._registry.was_revoked(key_sha256):

@@ -38,7 +38,7 @@ def open_routes(enrolment: Enrolment, serving: Callable[[], bool]) -> list[Route
         return Response(200 if ok else 503, JSON, json.dumps({"status": "ok" if ok else "draining"}).encode())
 
     async def join(request: Request) -> Response:
-        answer = enrolment.join(decode(JoinRequest, request.body, what="join request", max_bytes=MAX_JOIN_BYTES))
+        answer = await enrolment.join(decode(JoinRequest, request.body, what="join request", max_bytes=MAX_JOIN_BYTES))
         return Response(headers=JSON | {"cache-control": "no-store"}, body=encode(answer))
 
     return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -45,11 +46,15 @@ class SecretFile:
 
 
 class JoinSecrets:
-    """The open secrets of one coordinator; wall seconds are given, `clock` only paces failures."""
+    """The open secrets of one coordinator; wall seconds are given, `clock` only paces failures.
+
+    Calls wait for the disk, so they are for threads; one runs at a time.
+    """
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
+        self._one_at_a_time = threading.Lock()
         found = read_durable(path, lambda data: decode(SecretFile, data, what="join.json"))
         self._records = list(found.secrets) if found else []
         self._failures: deque[float] = deque(maxlen=FAILURES_PER_MINUTE)
@@ -57,36 +62,38 @@ class JoinSecrets:
     def mint(self, life_s: float, now_s: float) -> str:
         """A new secret; only its hash is kept."""
         secret = secrets.token_urlsafe(16)
-        kept = [r for r in self._records if r.expires_s > now_s][-(MAX_OPEN_SECRETS - 1) :]
-        self._save([*kept, SecretRecord(_sha256(secret), now_s + life_s)])
+        with self._one_at_a_time:
+            kept = [r for r in self._records if r.expires_s > now_s][-(MAX_OPEN_SECRETS - 1) :]
+            self._save([*kept, SecretRecord(_sha256(secret), now_s + life_s)])
         return secret
-
-    def unused(self, now_s: float) -> int:
-        """How many secrets a device could still join with."""
-        return sum(1 for r in self._records if r.expires_s > now_s and not r.device_id)
 
     def check(self, secret: str, device_id: str, now_s: float) -> SecretRecord:
         """The record of a secret that `device_id` may use. Raises NotAllowed, or Full after too many failures."""
-        record = self._find(secret[:MAX_SECRET_CHARS])
-        if record is None:
-            raise self._refusal("the join secret is not known here")
-        if record.expires_s <= now_s:
-            raise self._refusal("the join secret has expired")
-        if record.device_id and record.device_id != device_id:
-            raise self._refusal("the join secret was already used by another device")
-        return record
+        with self._one_at_a_time:
+            record = self._find(_sha256(secret[:MAX_SECRET_CHARS]))
+            if record is None:
+                raise self._refusal("the join secret is not known here")
+            if record.expires_s <= now_s:
+                raise self._refusal("the join secret has expired")
+            if record.device_id and record.device_id != device_id:
+                raise self._refusal("the join secret was already used by another device")
+            return record
 
     def redeem(self, record: SecretRecord, device_id: str, key_sha256: str) -> None:
         """Bind the secret to this device and key, durably. Raises NotAllowed when it is bound to another key."""
-        if record.device_id:
-            if (record.device_id, record.key_sha256) != (device_id, key_sha256):
-                raise self._refusal("the join secret was already used with another key")
-            return
-        used = evolve(record, device_id=device_id, key_sha256=key_sha256)
-        self._save([used if r.sha256 == record.sha256 else r for r in self._records])
+        with self._one_at_a_time:
+            held = self._find(record.sha256)
+            if held is None:
+                raise self._refusal("the join secret is not known here")
+            if held.device_id:
+                if (held.device_id, held.key_sha256) != (device_id, key_sha256):
+                    raise self._refusal("the join secret was already used with another key")
+                return
+            used = evolve(held, device_id=device_id, key_sha256=key_sha256)
+            self._save([used if r.sha256 == held.sha256 else r for r in self._records])
 
-    def _find(self, secret: str) -> SecretRecord | None:
-        wanted, found = _sha256(secret), None
+    def _find(self, wanted: str) -> SecretRecord | None:
+        found = None
         for record in self._records:  # all of them, so that time says nothing about which
             if hmac.compare_digest(record.sha256, wanted):
                 found = record
