@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from engines.store import ModelStore, Stored
 from links.port import Mount
 from netprobe.probe import LinkProbe
 from profiles.benchmark import Probe
+from profiles.facts import model_budget_bytes, usable_cores
 from protocol.clock import Clock
 from protocol.device import Measured
 from protocol.events import Emit, TransferSample
@@ -34,8 +34,6 @@ from split_models.settings import Remote, SplitPorts, SplitSettings, views_of
 FORMATS = frozenset({"onnx", "tflite"})
 # Figures for a start; live requests correct them.
 PROBE_EFFORT = Effort(runs=5, budget_s=1.5)
-# Models may take this share of the memory that the process may use; the rest is for the system and everyone else.
-MEMORY_RATIO = 0.5
 LEAST_BUDGET_BYTES = 256 << 20
 PICTURE_WAIT_S = 2.0
 # Heads come right after the first connection; a benchmark that cannot see them would have to be done again.
@@ -76,7 +74,7 @@ class TensorSide:
         self._store = ChosenStore(config)
         self._endpoint = RemoteEndpoint(cloud)
         self.sink = collecting(self._sample)
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         self.threads = config.tensor_threads or max(1, cores - 1)
         self._executor = BoundedExecutor(
             "tensor",
@@ -89,7 +87,12 @@ class TensorSide:
         self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
         self._runtimes = _runtimes(config.slowdown)
         self._local = LocalEndpoint(
-            self._store, ModelPool(_budget_bytes()), self._executor, self._runtimes, threads=self.threads, clock=clock
+            self._store,
+            ModelPool(model_budget_bytes(LEAST_BUDGET_BYTES)),
+            self._executor,
+            self._runtimes,
+            threads=self.threads,
+            clock=clock,
         )
         self._way = DeviceWay(
             SplitSettings(speed_ratio=config.slowdown),
@@ -225,12 +228,4 @@ def _runtimes(slowdown: float) -> dict[str, TensorRuntime]:
 
 def _thread_counts(usual: int) -> tuple[int, ...]:
     """The usual count first, then one thread and all cores."""
-    return tuple(dict.fromkeys((usual, 1, os.cpu_count() or 1)))
-
-
-def _budget_bytes() -> int:
-    try:
-        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        present = 0
-    return max(LEAST_BUDGET_BYTES, int(present * MEMORY_RATIO))
+    return tuple(dict.fromkeys((usual, 1, usable_cores())))

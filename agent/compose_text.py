@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from gateway.targets import Target
 from links.http import HttpLink
 from links.port import Mount
 from profiles.benchmark import Probe, best_threads
+from profiles.facts import usable_cores
 from profiles.rates import Slowdowns
 from protocol.clock import Clock
 from protocol.device import Measured
@@ -212,7 +212,7 @@ class TextSide:
         config, model = self._config, self._config.text_model
         if model is None or self._by_url or self._device is None:
             return ()
-        usual = (_usual_threads(), 1, os.cpu_count() or 1)
+        usual = (_usual_threads(), 1, usable_cores())
         counts = (config.text_threads,) if config.text_threads else tuple(dict.fromkeys(usual))
         return text_probes(
             lambda threads: self._make(model, threads),
@@ -298,7 +298,7 @@ class TextSide:
 
 def _usual_threads() -> int:
     """What the engines take when they are told 0."""
-    return max(1, (os.cpu_count() or 1) - 1)
+    return max(1, usable_cores() - 1)
 
 
 def _tokens_per_s(measured: Measured | None) -> float | None:

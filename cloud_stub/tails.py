@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from engines.port import TensorRuntime
 from engines.registry import engine_class, installed_engines
 from engines.store import ModelStore, Stored
 from links.port import Mount
+from profiles.facts import model_budget_bytes, usable_cores
 from protocol.events import Emit
 from protocol.models import CatalogueEntry
 from split_models.mount import ServerWay, SplitPorts, SplitSettings
@@ -60,12 +60,14 @@ class TailHouse:
         self, config: CoordinatorConfig, store: ServedStore, emit: Emit, on_bundle: Callable[[str], None]
     ) -> None:
         threads = config.tensor_threads or 1
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         self._runs = BoundedExecutor(
             "tails", max(1, cores // threads), WAIT_TARGET_S, emit=emit, threads_per_run=threads
         )
         self._images = BoundedExecutor("images", max(1, cores // 2), WAIT_TARGET_S, emit=emit)
-        self._local = LocalEndpoint(store, ModelPool(_budget_bytes()), self._runs, _runtimes(), threads=threads)
+        self._local = LocalEndpoint(
+            store, ModelPool(model_budget_bytes(LEAST_BUDGET_BYTES)), self._runs, _runtimes(), threads=threads
+        )
         self._on_bundle = on_bundle
         bundles_dir = config.state_dir / "bundles"
         ports = SplitPorts(local=self._local, store=store, compute=self._images, emit=emit)
@@ -111,9 +113,3 @@ def _runtimes() -> dict[str, TensorRuntime]:
     installed = installed_engines()
     found: dict[str, Any] = {name: engine_class(name)() for name in ("onnx", "tflite") if name in installed}
     return found
-
-
-def _budget_bytes() -> int:
-    """Half of this machine's memory for tensor models; text engines live in processes of their own."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-    return max(LEAST_BUDGET_BYTES, physical // 2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from attrs import define, field, frozen
 
 from engines.admission import MAX_WAITING, Admission, Decision, Load, WhenFull
+from profiles.facts import usable_cores
 from protocol.clock import Clock
 from protocol.errors import EngineError, Full
 from protocol.events import Emit, QueueSampled, ignore
@@ -80,7 +80,7 @@ class BoundedExecutor:
         max_waiting: int = MAX_WAITING,
         bounded: bool = True,
     ) -> None:
-        parallel = max(1.0, (cores or _usable_cores()) / max(1, threads_per_run))
+        parallel = max(1.0, (cores or usable_cores()) / max(1, threads_per_run))
         self._name = name
         self._workers = workers
         self._clock = clock
@@ -362,8 +362,3 @@ def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None)
         done.set_exception(error if fit else RuntimeError(f"the work raised {error!r}"))
     else:
         done.set_result(result)
-
-
-def _usable_cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)

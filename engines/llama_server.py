@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import secrets
 import tempfile
 import time
@@ -28,6 +27,7 @@ from engines.unix_http import local_request
 from engines.vocabulary import Vocabulary, read_vocabulary
 from engines.worker import WorkerEngine
 from links.port import Link, RejectedStatus
+from profiles.facts import usable_cores
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, Full, LinkError, LinkTimeout, ProtocolError, Unsupported
 from protocol.sse import SseParser
@@ -40,7 +40,7 @@ PREFILL_BATCH_TOKENS = 128
 
 def default_threads() -> int:
     """All cores but one: with every core taken, decoding collapses under any other load."""
-    return max(1, (os.cpu_count() or 2) - 1)
+    return max(1, usable_cores() - 1)
 
 
 class ServerEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -67,6 +68,39 @@ def collect(root: Path = Path("/")) -> Facts:
         return collect_linux(root)
     facts = fill(collect_linux(root, host_numbers()))
     return evolve(facts, accelerators=(*facts.accelerators, *onnxruntime_builds()))
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """CPUs that this process can keep busy, at least 1; affinity and cgroup quota applied.
+
+    A part of a CPU is not counted: a thread that a quota has no whole CPU for is stopped in each period.
+    """
+    from profiles.linux import usable
+    from profiles.live import affinity
+
+    here = root == Path("/")
+    cores = usable(root, affinity() if here else None).cores
+    if cores is None:
+        cores = (os.cpu_count() if here else None) or 1
+    return max(1, int(cores))
+
+
+def usable_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that this process may use, cgroup limits applied; None when nothing tells."""
+    from profiles.linux import usable
+    from profiles.live import memory_present_bytes
+
+    found = usable(root).memory_bytes
+    return found if found is not None or root != Path("/") else memory_present_bytes()
+
+
+def model_budget_bytes(least_bytes: int, root: Path = Path("/")) -> int:
+    """Memory that loaded models may take: half of what this process may use, the rest is for everything else.
+
+    At least `least_bytes`, but never more than three quarters: a container that fills its memory is killed.
+    """
+    limit = usable_memory_bytes(root)
+    return least_bytes if limit is None else min(max(least_bytes, limit // 2), limit * 3 // 4)
 
 
 def cpu_identity(facts: Facts) -> str:

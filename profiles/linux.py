@@ -35,6 +35,21 @@ class HostNumbers:
     affinity: int | None = None
 
 
+@frozen
+class Usable:
+    """What this process may use: CPUs (a fraction under a quota) and bytes of memory; None where unknown."""
+
+    cores: float | None = None
+    memory_bytes: int | None = None
+
+
+def usable(root: Path, affinity: int | None = None) -> Usable:
+    """The machine's CPUs and memory with affinity and cgroup limits applied."""
+    limits = read_limits(root)
+    present = _cores_present(root, read_text(root / "proc/cpuinfo") or "")
+    return Usable(_usable_cores(present, affinity, limits), _least(_meminfo(root, "MemTotal"), limits.memory_bytes))
+
+
 def collect_linux(root: Path, host: HostNumbers = HostNumbers()) -> Facts:
     """Facts of the Linux whose file system is at `root`."""
     cpuinfo = read_text(root / "proc/cpuinfo") or ""

@@ -31,7 +31,7 @@ def host_numbers() -> HostNumbers:
         page_bytes=_page_bytes(),
         hwcap=_auxiliary(_AT_HWCAP),
         hwcap2=_auxiliary(_AT_HWCAP2),
-        affinity=_affinity(),
+        affinity=affinity(),
     )
 
 
@@ -80,7 +80,16 @@ def _page_bytes() -> int | None:
         return None
 
 
-def _affinity() -> int | None:
+def memory_present_bytes() -> int | None:
+    """The machine's memory as POSIX tells it, where /proc does not."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def affinity() -> int | None:
+    """CPUs that this process may be scheduled on."""
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):

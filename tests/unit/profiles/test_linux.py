@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiles.facts import Facts, collect, cpu_identity, device_profile
+from profiles.facts import (
+    Facts,
+    collect,
+    cpu_identity,
+    device_profile,
+    model_budget_bytes,
+    usable_cores,
+    usable_memory_bytes,
+)
 from profiles.linux import HostNumbers, accelerators, collect_linux, decode_throttle, temperature_c, throttle
 from profiles.power import read_power
 from protocol.decode import encode
@@ -259,3 +268,34 @@ def test_the_cpu_identity_changes_with_what_matters_only() -> None:
 def test_measured_memory_bandwidth_is_shown() -> None:
     measured = (Measured("", "", 1, "memory_bandwidth", 0.25, 0.0),)
     assert device_profile(Facts(), "d", measured=measured).memory_bytes_per_s == (1 << 30) / 0.25
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("150000 100000", 1), ("250000 100000", 2), ("50000 100000", 1), ("max 100000", 4)]
+)
+def test_threads_and_budgets_follow_the_container(tmp_path: Path, quota: str, cores: int) -> None:
+    files = {
+        "proc/meminfo": "MemTotal:        8388608 kB\n",
+        "proc/self/cgroup": "0::/kubepods/pod1\n",
+        "sys/devices/system/cpu/online": "0-3\n",
+        "sys/fs/cgroup/kubepods/memory.max": "2147483648\n",
+        "sys/fs/cgroup/kubepods/pod1/memory.max": "1073741824\n",
+        "sys/fs/cgroup/kubepods/pod1/cpu.max": f"{quota}\n",
+    }
+    root = build(tmp_path, files)
+    assert usable_cores(root) == cores
+    assert usable_memory_bytes(root) == 1 << 30
+    assert model_budget_bytes(256 << 20, root) == 1 << 29, "half"
+    assert model_budget_bytes(600 << 20, root) == 600 << 20, "at least"
+    assert model_budget_bytes(2 << 30, root) == 3 << 28, "the container is not filled"
+
+
+def test_budgets_where_nothing_is_told(tmp_path: Path) -> None:
+    assert usable_cores(tmp_path) == 1
+    assert usable_memory_bytes(tmp_path) is None
+    assert model_budget_bytes(256 << 20, tmp_path) == 256 << 20
+
+
+def test_this_machine_has_cores_and_memory() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    assert (usable_memory_bytes() or 0) > 0
