@@ -86,20 +86,22 @@ class ChatStream:
         for choice in chunk.get("choices", ()):
             self.finish = choice.get("finish_reason") or self.finish
             text = (choice.get("delta") or {}).get("content") or ""
-            side = _side(chunk, choice)
+            side, tokens = _made(chunk, text)
+            self._count(side, tokens)
+            self.text += text
             if text:
-                self._count(side, text)
                 yield side, text
 
-    def _count(self, side: str, text: str) -> None:
-        self.text += text
+    def _count(self, side: str, tokens: int) -> None:
+        if not tokens:
+            return
         if self.sides and self.sides[-1][0] == side:
-            self.sides[-1] = (side, self.sides[-1][1] + 1)
+            self.sides[-1] = (side, self.sides[-1][1] + tokens)
         else:
-            self.sides.append((side, 1))
+            self.sides.append((side, tokens))
 
     def summary(self, model: str) -> dict[str, Any]:
-        """The answer as one JSON object; `sides` counts chunks in order."""
+        """The answer as one JSON object; `sides` counts tokens in order."""
         return {
             "model": model,
             "text": self.text,
@@ -113,18 +115,17 @@ class ChatStream:
         if not self.sides:
             return "(no text)"
         parts, at = [], 0
-        for place, (side, chunks) in enumerate(self.sides):
-            parts.append(f"{chunks} on the {side}" if place == 0 else f"at {at} to the {side}: {chunks}")
-            at += chunks
+        for place, (side, count) in enumerate(self.sides):
+            parts.append(f"{count} on the {side}" if place == 0 else f"at {at} to the {side}: {count}")
+            at += count
         tokens = self.usage.get("completion_tokens")
         return f"[{', '.join(parts)}" + (f"; {tokens} tokens" if tokens else "") + f"; {self.finish or 'unfinished'}]"
 
 
-def _side(chunk: dict[str, Any], choice: dict[str, Any]) -> str:
-    for place in (chunk, choice, choice.get("delta") or {}):
-        found = place.get("midstream")
-        if isinstance(found, dict) and isinstance(found.get("side"), str):
-            return str(found["side"])
-        if isinstance(place.get("midstream.side"), str):
-            return str(place["midstream.side"])
-    return "device"
+def _made(chunk: dict[str, Any], text: str) -> tuple[str, int]:
+    """(side, tokens) of a chunk. A server that tells neither gets one token for each chunk with text."""
+    found = chunk.get("midstream")
+    if not isinstance(found, dict):
+        return "server", 1 if text else 0
+    side, tokens = found.get("side"), found.get("tokens")
+    return str(side), tokens if isinstance(tokens, int) and tokens > 0 else 0

@@ -13,6 +13,7 @@ from agent.config import AgentConfig, load
 from engines.catalogue import load_catalogue
 from engines.store import ModelStore
 from protocol.errors import ConfigError, MidstreamError
+from split_models.recipes import RECIPES
 
 MIB = 1 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add = verbs.add_parser("add", help="copy a model file of yours into the store", parents=[shared])
     add.add_argument("file", type=Path)
     add.add_argument("--name")
-    add.add_argument("--recipe", help="pre- and post-processing for encoded images")
+    add.add_argument("--recipe", help=f"pre- and post-processing for encoded images: {' or '.join(RECIPES)}")
     add.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for GGUF files without one")
     add.set_defaults(run=_add)
     verbs.add_parser("list", help="what the catalogue knows and what is here", parents=[shared]).set_defaults(run=_list)
@@ -70,6 +71,10 @@ def _pull(store: ModelStore, options: argparse.Namespace) -> int:
 
 
 def _add(store: ModelStore, options: argparse.Namespace) -> int:
+    if options.recipe is not None and options.recipe not in RECIPES:
+        raise ConfigError(
+            f"there is no recipe {options.recipe!r}", next_step=f"one of {', '.join(RECIPES)}", field="recipe"
+        )
     template = _read_template(options.chat_template) if options.chat_template else None
     with ProgressBar(f"add {options.file.name}") as bar:
         entry = store.add(

@@ -122,6 +122,12 @@ def test_a_chat_template_that_cannot_be_read_is_one_line(tmp_path: Path, templat
     assert done.stderr.count("\n") == 1 and template in done.stderr
 
 
+def test_a_recipe_that_nobody_has_is_refused_before_the_file_is_read(tmp_path: Path) -> None:
+    done = call("models", "add", "m.onnx", "--recipe", "nonsense", "--models-dir", str(tmp_path / "m"), home=tmp_path)
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr and "ppocr-det" in done.stderr
+
+
 def test_an_image_without_an_end_is_refused(tmp_path: Path) -> None:
     done = call("infer", "m", "/dev/zero", "--url", "http://127.0.0.1:9", home=tmp_path)
     assert done.returncode == 2
@@ -212,22 +218,27 @@ def test_doctor_checks_and_codes() -> None:
     assert exit_code([warning, error]) == EXIT_BROKEN
 
 
-def chunk(text: str, side: str | None = None, **extra: object) -> str:
-    midstream = {"midstream": {"side": side}} if side else {}
+def chunk(text: str, side: str | None = None, tokens: int = 1, **extra: object) -> str:
+    midstream = {"midstream": {"side": side, "index": 0, "tokens": tokens}} if side else {}
     return json.dumps({"choices": [{"delta": {"content": text}, "finish_reason": None}], **midstream, **extra})
 
 
 def test_chat_output_shows_where_the_seam_moved() -> None:
     stream = ChatStream()
-    pieces = [
-        p for data in (chunk("a", "device"), chunk("b", "device"), chunk("c", "cloud")) for p in stream.take(data)
-    ]
-    assert pieces == [("device", "a"), ("device", "b"), ("cloud", "c")]
-    list(stream.take(json.dumps({"choices": [], "usage": {"completion_tokens": 3}})))
+    sent = (chunk("a", "device"), chunk("bcd", "device", 3), chunk("", "device"), chunk("e", "cloud"), chunk(""))
+    pieces = [piece for data in sent for piece in stream.take(data)]
+    assert pieces == [("device", "a"), ("device", "bcd"), ("cloud", "e")]
+    list(stream.take(json.dumps({"choices": [], "usage": {"completion_tokens": 6}})))
     assert list(stream.take("[DONE]")) == []
-    assert stream.footer() == "[2 on the device, at 2 to the cloud: 1; 3 tokens; unfinished]"
-    assert stream.summary("m")["sides"] == [["device", 2], ["cloud", 1]]
+    assert stream.footer() == "[5 on the device, at 5 to the cloud: 1; 6 tokens; unfinished]"
+    assert stream.summary("m")["sides"] == [["device", 5], ["cloud", 1]]
     assert painted("cloud", "x") != painted("device", "x")
+
+
+def test_a_server_that_is_no_agent_counts_chunks_under_its_own_name() -> None:
+    stream = ChatStream()
+    assert [*stream.take(chunk("a")), *stream.take(chunk("b"))] == [("server", "a"), ("server", "b")]
+    assert stream.footer() == "[2 on the server; unfinished]"
 
 
 @pytest.mark.parametrize("data", ["{", '{"error": {"message": "lost"}}', '{"error": "lost"}'])
