@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from links.port import FrameRoute, FrameStream, Request, Response, Route
-from protocol.errors import Full, MidstreamError, NotAllowed
+from protocol import oip, openai_wire
+from protocol.errors import MidstreamError, NotAllowed
 
 MAX_KEY_CHARS = 256
 
@@ -104,26 +104,12 @@ def guarded_frames(routes: Sequence[FrameRoute], check: Check, opened: OpenFrame
 
 
 def error_response(request: Request, error: MidstreamError) -> Response:
-    """OpenAI's error object for /v1, OIP's error string for /v2, both in one body for our own endpoints."""
-    if request.path.startswith("/v2/"):
-        document: dict[str, object] = {"error": str(error)}
-    else:
-        kind = "invalid_request_error" if error.http_status < 500 else "server_error"
-        document = {
-            "error": {
-                "message": str(error),
-                "type": kind,
-                "code": error.code,
-                "param": error.field,
-                "field": error.field,
-            }
-        }
-    headers = {"content-type": "application/json"}
-    if isinstance(error, Full):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    if error.http_status == 401:
+    """OIP's error string for /v2, OpenAI's error object for /v1 and our own endpoints."""
+    of_oip = request.path == "/v2" or request.path.startswith("/v2/")
+    status, headers, body = (oip.error_body if of_oip else openai_wire.error_body)(error)
+    if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(status=error.http_status, headers=headers, body=json.dumps(document).encode())
+    return Response(status, headers, body)
 
 
 def _guard(route: Route, check: Check) -> Route:

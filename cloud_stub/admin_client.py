@@ -67,7 +67,7 @@ class AdminClient:
 def _refusal(status: int, body: bytes) -> BadRequest | NotFound | LinkError:
     try:
         error = json.loads(body)["error"]
-        message, field = str(error["message"]), error.get("field")
+        message, field = str(error["message"]), error.get("param")
     except (ValueError, KeyError, TypeError):
         return LinkError(f"the coordinator answered with status {status}")
     if status == 404:

@@ -201,7 +201,7 @@ async def test_garbage_on_the_join_endpoint(tmp_path: Path, body: bytes, status:
         assert reply.status == status, reply.body
         error = json.loads(reply.body)["error"]
         assert error["message"]
-        assert error["field"] == field
+        assert error["param"] == field
 
 
 async def test_guessing_secrets_ends_in_a_wait(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloud_stub.access import OpenFrames, admin, bearer, error_response, fleet_member, guarded_frames
+from cloud_stub.access import NotAuthenticated, OpenFrames, admin, bearer, error_response, fleet_member, guarded_frames
 from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.advert import SERVICE_TYPE, advertise, instance_name, txt_record
 from cloud_stub.config import CoordinatorConfig
@@ -23,6 +24,7 @@ from links.port import FrameRoute, FrameStream, Request
 from links.service_record import MAX_TXT_BYTES, check_service
 from protocol.errors import Full, LinkError, NotAllowed, NotFound
 from protocol.events import ignore
+from protocol.openai_wire import error_body
 from protocol.text import Sampling, TextRequest
 
 
@@ -187,12 +189,21 @@ def test_who_is_who() -> None:
     assert "good" not in owner_of(request({"authorization": "Bearer good"}))
 
 
-def test_errors_have_the_shape_of_their_api() -> None:
+@pytest.mark.parametrize("path", ["/v2", "/v2/models/m/infer"])
+def test_errors_of_oip_have_its_form(path: str) -> None:
     full = Full("busy", retry_after_s=2.0)
-    assert b'"error": "busy' in bytes(error_response(request(path="/v2/models/m/infer"), full).body)  # type: ignore[arg-type]
-    answer = error_response(request(), full)
+    answer = error_response(request(path=path), full)
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
-    assert b'"type": "server_error"' in bytes(answer.body)  # type: ignore[arg-type]
+    assert json.loads(bytes(answer.body)) == {"error": str(full)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/midstream/v1/join", "/v2x"])
+def test_other_errors_have_openais_form(path: str) -> None:
+    full = Full("busy", retry_after_s=2.0)
+    answer = error_response(request(path=path), full)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+    assert bytes(answer.body) == error_body(full)[2]  # type: ignore[arg-type]
+    assert error_response(request(path=path), NotAuthenticated("no key")).headers["www-authenticate"] == "Bearer"
 
 
 async def test_only_wanted_models_are_listed(tmp_path: Path) -> None:
