@@ -27,6 +27,7 @@ ROOMS = ("agent", "cloud_stub", "engines", "gateway", "links", "netprobe", "prof
 DISTRIBUTION = "midstream"
 LOW_DISK_BYTES = 500 << 20
 USUAL_PAGE_BYTES = 4096
+MAX_NAMED = 20
 EXIT_OK, EXIT_BROKEN, EXIT_COULD_BE_BETTER = 0, 1, 3
 
 
@@ -192,10 +193,14 @@ def check_engines() -> Iterable[Finding]:
 
 
 def check_models(config: AgentConfig) -> Iterable[Finding]:
-    """Configured models are in the store."""
+    """Configured models are in the store; without `tensor_models` every pulled one is served."""
     wanted = [*config.tensor_models, *([config.text_model] if config.text_model else [])]
     if not wanted:
-        yield Finding("models", "warning", "no model is configured", "set tensor_models and text_model")
+        pulled = sorted(entry.parent.name for entry in config.models_dir.glob("*/entry.json"))
+        if pulled:
+            yield Finding("models", "ok", f"pulled: {', '.join(pulled[:MAX_NAMED])}; no text_model is set")
+        else:
+            yield Finding("models", "warning", f"no model is in {config.models_dir}", "`midstream models list`, `pull`")
     for name in wanted:
         folder = config.models_dir / name
         if folder.is_dir() and any(folder.iterdir()):
