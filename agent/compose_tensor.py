@@ -24,6 +24,7 @@ from links.port import Mount
 from netprobe.probe import LinkProbe
 from profiles.benchmark import Probe
 from profiles.facts import model_budget_bytes, usable_cores
+from profiles.rates import Slowdowns
 from protocol.clock import Clock
 from protocol.device import Measured
 from protocol.events import Emit, TransferSample
@@ -65,6 +66,7 @@ class TensorSide:
         emit: Emit,
         health: Health,
         clock: Clock = time.monotonic,
+        slowdowns: Slowdowns | None = None,
     ) -> None:
         self._config = config
         self._health = health
@@ -103,6 +105,7 @@ class TensorSide:
                 policy=lambda: policy().split,
                 links=lambda: views_of(probe),
                 remotes=self._remotes,
+                slowdowns=slowdowns or Slowdowns(),
                 emit=emit,
                 clock=clock,
             ),

@@ -80,7 +80,9 @@ class House:
         self.slowdowns = Slowdowns()
         self.cloud = CloudLink(self._on_trouble)
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
-        self.tensors = TensorSide(config, self.cloud, self.probe, self.holder.current, self.emit, self.health)
+        self.tensors = TensorSide(
+            config, self.cloud, self.probe, self.holder.current, self.emit, self.health, slowdowns=self.slowdowns
+        )
         self.texts = TextSide(
             config, store, self.cloud, self.health, self.holder.current, self.emit, self._kept, self.slowdowns
         )

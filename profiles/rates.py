@@ -1,7 +1,7 @@
 """How much slower the engines of this device run now than they were measured, from heat and load. Pure.
 
-One factor per (device, engine). Tensor requests and text requests of one engine feed the same factor, whatever model
-they ran, so that a hot device is seen by models that have not run since.
+One factor per engine name of one device. All models of an engine feed its factor, so that a hot device is seen by
+models that have not run since; engines of different names (a tensor runtime, a text engine) say nothing of each other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Slowdown:
 
 
 class Slowdowns:
-    """The engines of one device by name. A composition makes one and gives it to both ways; for one thread."""
+    """The engines of one device by name. The device's house makes one and gives it to both ways; for one thread."""
 
     def __init__(self) -> None:
         self._by_engine: dict[str, Slowdown] = {}

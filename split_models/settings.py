@@ -54,8 +54,8 @@ class SplitPorts:
     """compute: an executor of its own for pre- and post-processing (engines.executor.BoundedExecutor).
 
     links: what is known of each link, see `views_of`. remotes: the far ends by link name; may grow, shrink and be
-    empty. slowdowns: of this device's engines; one that the text way has too makes them share what they see. All three
-    are for devices only.
+    empty. slowdowns: of this device's engines by name; the house gives the same one to both ways. All three are for
+    devices only.
     """
 
     local: LocalEndpoint

@@ -90,3 +90,9 @@ async def test_a_data_link_that_leads_elsewhere_is_measured_anew(tmp_path: Path)
         assert probe.view("cloud").samples == 1
         await agent.house.control._point_data(Candidate("127.0.0.1", 9, "static"))
         assert probe.view("cloud").samples == 0
+
+
+async def test_both_ways_write_down_slow_downs_in_one_place(tmp_path: Path) -> None:
+    async with RunningHouse(config_for(tmp_path)) as agent:
+        house = agent.house
+        assert house.texts._slowdowns is house.slowdowns is house.tensors._way._ports.slowdowns
