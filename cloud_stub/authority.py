@@ -40,6 +40,7 @@ OWN_NAME = "coordinator"
 
 RENEW_BEFORE_S = 30 * DAY_S
 CLIENT_KEY_PREFIX = "msk-"
+ROOTS_FILE = "ca-certificate.pem"
 CLIENT_KEY_FILE = "client-key.sha256"
 ALWAYS_NAMED = ("localhost", "127.0.0.1", "::1")
 
@@ -91,7 +92,7 @@ class Authority:
     @property
     def roots_file(self) -> Path:
         """The CA certificate alone; the only file that may be handed out."""
-        return self.state_dir / "ca-certificate.pem"
+        return self.state_dir / ROOTS_FILE
 
     @property
     def ca_pem(self) -> str:
@@ -142,7 +143,7 @@ def open_authority(state_dir: Path, fleet: str, now_s: float) -> Authority:
     admin = _root(state_dir / "admin.key", _key_text, False, lambda: secrets.token_urlsafe(32), str.encode)
     client_sha256, client_key = _client_key(state_dir / CLIENT_KEY_FILE)
     record = evolve(record, run=record.run + 1) if record else FleetRecord(fleet, int(now_s), 1)
-    write_durable(state_dir / "ca-certificate.pem", ca.cert_pem, 0o644)
+    write_durable(state_dir / ROOTS_FILE, ca.cert_pem, 0o644)
     write_durable(state_dir / "fleet.json", encode(record))
     return Authority(
         state_dir=state_dir, record=record, ca=ca, policy_key=key, admin_key=admin, client_key_sha256=client_sha256,

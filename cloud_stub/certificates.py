@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from protocol.errors import ProtocolError
+from protocol.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -154,6 +156,17 @@ def read_pair(data: bytes) -> Pair:
     if _key_sha256(key.public_key()) != _key_sha256(certificate.public_key()):
         raise ValueError("key and certificate differ")
     return pair
+
+
+def read_roots(file: Path, *, next_step: str, field: str) -> str:
+    """The CA certificates in a PEM file, for a client to trust. Raises ConfigError with the given next step."""
+    try:
+        text = file.read_bytes().decode("ascii", "ignore")  # comments may be anything
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (OSError, ValueError) as err:
+        why = err.strerror if isinstance(err, OSError) and not isinstance(err, ssl.SSLError) else "no CA certificate"
+        raise ConfigError(f"cannot use {file}: {why}", next_step=next_step, field=field) from err
+    return text
 
 
 def facts(pair: Pair) -> CertificateFacts:

@@ -18,7 +18,7 @@ from cloud_stub.admin import AdminApi
 from cloud_stub.advert import advertise, instance_name, txt_record
 from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority, take_back_client_key
 from cloud_stub.broker import EmbeddedBroker
-from cloud_stub.certificates import DAY_S, key_of
+from cloud_stub.certificates import DAY_S, key_of, read_roots
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.coordinator import Coordinator, goodbye
 from cloud_stub.enrolment import EMBEDDED_BROKER_VERSION, BrokerAddress, Enrolment
@@ -149,7 +149,9 @@ class CoordinatorHouse:
         url, own = self.config.broker_url, self.authority.own_file
         ca_pem = self.authority.ca_pem
         if self.config.broker_ca is not None:
-            ca_pem = self.config.broker_ca.read_text(encoding="ascii", errors="replace")
+            ca_pem = read_roots(
+                self.config.broker_ca, next_step="let it name a PEM file with the broker's CA", field="broker_ca"
+            )
         return MqttSettings(
             host=url.host if url else local_url_host(self.config.host).strip("[]"),
             port=self.broker_port,

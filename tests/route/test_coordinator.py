@@ -435,6 +435,16 @@ async def test_a_foreign_broker_that_is_away_costs_nothing_else(tmp_path: Path) 
         assert published["broker"] == "down"
 
 
+@pytest.mark.parametrize("content", [b"", b"no certificate", b"\xff\xfe"])
+async def test_a_broker_ca_that_is_none_is_told(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "broker-ca.pem"
+    file.write_bytes(content)
+    house = CoordinatorHouse(settings(tmp_path, broker="mqtts://127.0.0.1:1", broker_ca=file))
+    with pytest.raises(ConfigError, match=r"broker-ca\.pem") as caught:
+        await house.start()
+    assert (caught.value.field, "PEM" in caught.value.next_step) == ("broker_ca", True)
+
+
 async def test_a_plain_broker_on_any_port_is_told_to_devices(tmp_path: Path, mosquitto: Broker) -> None:
     async with running(tmp_path, broker=f"mqtt://127.0.0.1:{mosquitto.port}") as coordinator:
         config = config_for(tmp_path / "agent", join_token=coordinator.house.join_string())
