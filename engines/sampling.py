@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+SEED_MASK = (1 << 64) - 1
+
+
 @frozen
 class Chosen:
     """A sampled id. `logprob` and `top` are of the raw distribution (temperature 1, no bias), `top` best first;
@@ -34,7 +37,8 @@ class Sampler:
 
         self._numpy = numpy
         self._sampling = sampling
-        self._random = numpy.random.default_rng(sampling.seed)
+        # A seed may be negative in OpenAI's API; the generator takes none below 0.
+        self._random = numpy.random.default_rng(None if sampling.seed is None else sampling.seed & SEED_MASK)
 
     def choose(self, logits: NDArray[np.float32]) -> Chosen:
         """`logits`: [vocabulary]."""
@@ -74,7 +78,9 @@ class Sampler:
         # The nucleus is cut before the temperature, as llama.cpp's chain does.
         keep = int(numpy.searchsorted(numpy.cumsum(shares), sampling.top_p)) + 1 if sampling.top_p < 1 else len(order)
         keep = min(keep, len(order))
-        scaled = (logits[order[:keep]] / sampling.temperature).astype(numpy.float64)
-        weights = numpy.exp(scaled - scaled.max())
+        best = logits[order[0]].astype(numpy.float64)
+        # Distances to the best are at most 0, so a tiny temperature makes them -inf and never a NaN.
+        with numpy.errstate(over="ignore"):
+            weights = numpy.exp((logits[order[:keep]].astype(numpy.float64) - best) / sampling.temperature)
         place = int(numpy.searchsorted(numpy.cumsum(weights), self._random.random() * weights.sum(), side="right"))
         return int(order[min(place, keep - 1)])

@@ -47,3 +47,15 @@ def test_logprobs_are_raw_and_only_where_asked_for() -> None:
     assert asked.id == 1 and asked.logprob == pytest.approx(math.log(0.3), abs=1e-5)
     assert asked.margin == pytest.approx(math.log(0.5 / 0.3), abs=1e-5)
     assert [one for one, _ in asked.top] == [0, 1, 2]
+
+
+def test_a_negative_seed_repeats_its_draws() -> None:
+    logits = np.linspace(0, 3, 50, dtype=np.float32)
+    draws = [[Sampler(Sampling(temperature=1.0, seed=-1)).choose(logits).id for _ in range(3)] for _ in range(2)]
+    assert draws[0] == draws[1]
+
+
+def test_a_temperature_near_zero_takes_the_best_token() -> None:
+    logits = np.array([1.0, 2.0, 5.0, 4.999], dtype=np.float32)
+    for temperature in (1e-300, 1e-30, 1e-6):
+        assert {Sampler(Sampling(temperature=temperature, seed=n)).choose(logits).id for n in range(5)} == {2}
