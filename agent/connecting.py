@@ -48,6 +48,7 @@ class Session(Protocol):
     state: ControlState
 
     async def start(self) -> None: ...
+    def dial_now(self) -> None: ...
     async def stop(self, goodbye: str = "offline") -> None: ...
 
 
@@ -201,6 +202,7 @@ class Connector:
 
     async def _use(self, found: Candidate) -> None:
         moved = self.found is None or (self.found.host, self.found.port) != (found.host, found.port)
+        back = moved or not self._ports.data.available
         if moved:
             log.info("coordinator at %s:%d (%s)", found.host, found.port, found.origin)
             await self._ports.point_data(found)
@@ -209,6 +211,9 @@ class Connector:
         self.found = found
         host, port = await self._broker_of(found)
         await self._use_broker(*(self._ports.fixed_broker or (host, port)))
+        if back and self._session is not None and self._session.state == "down":
+            # Its own pause may still be long. Only when the way is new: searches must not set the rate of dialling.
+            self._session.dial_now()
 
     def _first_broker(self) -> tuple[str, int] | None:
         """A broker that does not live with the coordinator is used before that is found."""

@@ -102,6 +102,10 @@ class Control:
         self._unwatch = self._channel.watch(self._on_state)
         self._spawn(self._tell_first_down())
 
+    def dial_now(self) -> None:
+        """The network has just come back."""
+        self._channel.dial_now()
+
     async def stop(self, goodbye: str = "offline") -> None:
         """Say goodbye and disconnect in order."""
         if self._unwatch is not None:

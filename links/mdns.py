@@ -24,7 +24,6 @@ from protocol.errors import LinkError
 log = logging.getLogger("midstream.links.mdns")
 
 MAX_FOUND = 64
-INTERFACE_LOOK_S = 10.0
 _RESOLVE_MS = 1500
 _NAME_CHECK_S = 0.8
 _NEXT_STEP = "give the coordinator's address in the configuration, or let it be found through the broker"
@@ -36,7 +35,6 @@ class _Shared:
 
     responder: Any
     users: int = 0
-    looked_s: float = float("-inf")
 
 
 _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], _Shared]] = (
@@ -88,21 +86,6 @@ class ZeroconfBrowser:
             raise _unusable(err) from err
         self._announced[service_type, instance] = info
         return str(info.name).removesuffix(f".{service_type}.local.")
-
-    async def interfaces_changed(self) -> bool:
-        """Look at the interfaces again, after a roam; what is announced is announced anew on those that are new.
-
-        A flapping interface must not become a storm: False when the last look was less than ten seconds ago.
-        """
-        shared, now_s = self._responder(), asyncio.get_running_loop().time()
-        if now_s - shared.looked_s < INTERFACE_LOOK_S:
-            return False
-        shared.looked_s = now_s
-        try:
-            await shared.responder.async_update_interfaces()
-        except (OSError, RuntimeError) as err:
-            raise _unusable(err) from err
-        return True
 
     async def close(self) -> None:
         """Take back what was announced; the last browser of a set of interfaces closes the sockets."""

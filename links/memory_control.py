@@ -201,6 +201,9 @@ class MemoryControlChannel:
 
         return unsubscribe
 
+    def dial_now(self) -> None:
+        """Nothing to hurry: it is up whenever its broker is."""
+
     def watch(self, on_state: Callable[[ControlState], None]) -> Callable[[], None]:
         self._watchers.append(on_state)
         on_state(self._state)

@@ -120,6 +120,10 @@ class ControlChannel(Protocol):
         """Be told of the state now and at each change; returns the way to stop."""
         ...
 
+    def dial_now(self) -> None:
+        """Do not wait any longer before the next attempt: the network has just come back."""
+        ...
+
     async def close(self, last: Delivery | None = None) -> None:
         """Publish `last` (a goodbye), then disconnect in order."""
         ...

@@ -33,9 +33,13 @@ class FakeSession:
         self.where = where
         self.state: ControlState = "down"
         self.stopped = False
+        self.dials = 0
 
     async def start(self) -> None:
         self.go(self.world.first_state)
+
+    def dial_now(self) -> None:
+        self.dials += 1
 
     async def stop(self, goodbye: str = "offline") -> None:
         self.stopped = True
@@ -258,6 +262,20 @@ async def test_a_control_session_that_stays_down_makes_it_search(tmp_path: Path)
         assert "control" in world.warned()
         world.sessions[0].go("up")
         await until(lambda: "control" not in world.warned())
+
+
+async def test_a_coordinator_that_is_back_ends_the_pause_of_a_control_session_that_is_down(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        (session,) = world.sessions
+        session.go("down")
+        await until(lambda: len(world.checks) >= 3)
+        assert session.dials == 0, "searches alone do not set the rate of dialling"
+        world.data.available = False
+        world.connector.on_trouble(LinkError("reset"))
+        await until(lambda: world.data.available)
+        await until(lambda: session.dials == 1)
 
 
 @pytest.mark.parametrize("state", ["refused", "duplicate"])

@@ -59,6 +59,24 @@ async def test_a_message_published_while_the_device_is_away_arrives(mosquitto: B
         await _until(lambda: got == [b"v2"])
 
 
+async def test_dial_now_ends_a_long_pause(free_port: Callable[[], int]) -> None:
+    port, came = free_port(), asyncio.Event()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        writer.close()
+
+    async with channel_to(port, rules=SessionRules(least_s=600.0)) as channel:
+        channel.start()
+        await _until(lambda: channel._session.attempt > 0)
+        server = await asyncio.start_server(accept, "127.0.0.1", port)
+        channel.dial_now()
+        async with asyncio.timeout(5):
+            await came.wait()
+    server.close()
+    await server.wait_closed()
+
+
 async def test_the_will_is_published_when_the_process_dies(mosquitto: Broker) -> None:
     will = Delivery("state/pi", b'{"s":"offline","epoch":7}', retained=True)
     got: list[Delivery] = []
