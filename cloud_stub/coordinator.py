@@ -22,7 +22,6 @@ from protocol.documents import (
     PRESENCE_SCHEMA,
     REGISTRATION_SCHEMA,
     REPORTED_SCHEMA,
-    Command,
     CoordinatorState,
     Presence,
     Registration,
@@ -42,7 +41,6 @@ RESEND_AFTER_S = 10.0
 SWEEP_S = 30.0
 """How often devices that have not judged their desired policy are looked at again."""
 
-COMMAND_LIFE_S = 60.0
 MAX_WAITING = 10_000
 
 
@@ -136,11 +134,6 @@ class Coordinator:
         for name in names[:MAX_WAITING]:
             self._waiting[name] = None
         self._wake.set()
-
-    async def command(self, device_id: str, command: Command, life_s: float = COMMAND_LIFE_S) -> None:
-        """Send an action to do once: never retained, expiring, with an id that makes a repeat harmless."""
-        topic = Topics(self._fleet, device_id).cmd(command.id)
-        await self._channel.publish(topic, encode(command), retain=False, expires_in_s=life_s)
 
     async def forget(self, device_id: str) -> None:
         """Clear what the broker retains of a device."""

@@ -6,7 +6,7 @@ The address of a coordinator is `addresses` x `port`; `fingerprint` is the SHA-2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import field, frozen
 
@@ -17,7 +17,6 @@ COORDINATOR_SCHEMA = "midstream.coordinator/1.0"
 REGISTRATION_SCHEMA = "midstream.registration/1.0"
 REPORTED_SCHEMA = "midstream.reported/1.0"
 TELEMETRY_SCHEMA = "midstream.telemetry/1.0"
-COMMAND_SCHEMA = "midstream.command/1.0"
 JOIN_SCHEMA = "midstream.join/1.0"
 INFO_SCHEMA = "midstream.info/1.0"
 
@@ -94,17 +93,6 @@ class Telemetry:
     values: Mapping[str, float] = field(factory=dict)
     labels: Mapping[str, str] = field(factory=dict)
     schema: str = TELEMETRY_SCHEMA
-
-
-@frozen(kw_only=True)
-class Command:
-    """On `cmd/<id>`: an action to do once; `id` makes a repeat harmless, `expires_s` is wall seconds (0: never)."""
-
-    id: str
-    action: str
-    expires_s: float = 0.0
-    arguments: Mapping[str, Any] = field(factory=dict)
-    schema: str = COMMAND_SCHEMA
 
 
 @frozen(kw_only=True)

@@ -16,7 +16,7 @@ COORDINATOR = "_coord"
 MAX_PAYLOAD_BYTES = 64 << 10
 """Largest document on a topic; larger messages are dropped unread."""
 
-Kind = Literal["state", "profile", "policy/desired", "policy/reported", "cmd", "tele"]
+Kind = Literal["state", "profile", "policy/desired", "policy/reported", "tele"]
 
 _ID = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 
@@ -67,15 +67,6 @@ class Topics:
         """Retained answer of the device: what is in force and why not what was asked."""
         return f"{self.root}/policy/reported"
 
-    def cmd(self, command: str) -> str:
-        """A command with an idempotency id; never retained."""
-        return f"{self.root}/cmd/{check_id(command, what='command')}"
-
-    @property
-    def commands(self) -> str:
-        """Pattern that matches every command of this device."""
-        return f"{self.root}/cmd/+"
-
     def tele(self, kind: str) -> str:
         """Telemetry of one kind; not retained."""
         return f"{self.root}/tele/{check_id(kind, what='kind')}"
@@ -87,14 +78,14 @@ def coord_state(fleet: str) -> str:
 
 
 def fleet_pattern(fleet: str, kind: Kind) -> str:
-    """Subscription over all devices of a fleet; `cmd` and `tele` cover every name below."""
-    tail = f"{kind}/+" if kind in ("cmd", "tele") else kind
+    """Subscription over all devices of a fleet; `tele` covers every kind below."""
+    tail = f"{kind}/+" if kind == "tele" else kind
     return f"{ROOT}/{check_id(fleet, what='fleet')}/+/{tail}"
 
 
 @frozen
 class ParsedTopic:
-    """`name` is the command id or telemetry kind, else empty. `device_id` is `_coord` for the coordinator's own."""
+    """`name` is the telemetry kind, else empty. `device_id` is `_coord` for the coordinator's own."""
 
     fleet: str
     device_id: str
@@ -113,6 +104,6 @@ def parse(topic: str) -> ParsedTopic:
     check_id(device_id, what="device_id")
     if rest in ("state", "profile", "policy/desired", "policy/reported"):
         return ParsedTopic(fleet, device_id, rest)  # type: ignore[arg-type]
-    if len(parts) == 6 and parts[4] in ("cmd", "tele"):
-        return ParsedTopic(fleet, device_id, parts[4], check_id(parts[5], what=parts[4]))  # type: ignore[arg-type]
+    if len(parts) == 6 and parts[4] == "tele":
+        return ParsedTopic(fleet, device_id, "tele", check_id(parts[5], what="kind"))
     raise ProtocolError(f"topic {topic[:128]!r} is not one of ours", field="topic")

@@ -103,7 +103,7 @@ async def test_devices_see_their_own_topics_only(house: House) -> None:
     await until(lambda: all(c.connects == ["Success"] for c in (coordinator, one, two)))
     coordinator.paho.subscribe(f"{FLEET}/+/profile", 1)
     one.paho.subscribe(f"{FLEET}/pi-1/policy/desired", 1)
-    two.paho.subscribe([("#", 1), (f"{FLEET}/+/profile", 1), (f"{FLEET}/pi-2/cmd/+", 1)])
+    two.paho.subscribe([("#", 1), (f"{FLEET}/+/profile", 1), (f"{FLEET}/pi-2/later/+", 1)])
     await until(lambda: coordinator.subacks and one.subacks and two.subacks)
     assert two.subacks == [[True, True, False]]
     one.paho.publish(f"{FLEET}/pi-2/profile", b"forged", 1, True)
@@ -116,9 +116,9 @@ async def test_devices_see_their_own_topics_only(house: House) -> None:
     await asyncio.to_thread(two.stop)
     again = house.connect("pi-2", clean=False)
     await until(lambda: again.connects == ["Success"])
-    coordinator.paho.publish(f"{FLEET}/pi-2/cmd/a1", b"do", 1)
+    coordinator.paho.publish(f"{FLEET}/pi-2/later/a1", b"do", 1)
     await until(lambda: again.messages)
-    assert again.messages == [(f"{FLEET}/pi-2/cmd/a1", b"do", False)]
+    assert again.messages == [(f"{FLEET}/pi-2/later/a1", b"do", False)]
 
 
 async def test_strangers_are_refused_before_they_can_disturb(house: House) -> None:

@@ -70,7 +70,7 @@ def test_mqtt_5_is_told_to_step_down() -> None:
         ("midstream/v1/lab/pi-1/policy/reported", True, True),
         ("midstream/v1/lab/pi-1/tele/canary", True, True),
         ("midstream/v1/lab/pi-1/policy/desired", False, True),
-        ("midstream/v1/lab/pi-1/cmd/+", False, True),
+        ("midstream/v1/lab/pi-1/later/+", False, True),
         ("midstream/v1/lab/_coord/state", False, True),
         ("midstream/v1/lab/pi-2/state", False, False),
         ("midstream/v1/lab/+/state", False, False),

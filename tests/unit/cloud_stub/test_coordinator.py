@@ -18,7 +18,7 @@ from links.port import Delivery
 from protocol.clock import FakeClock, WallTime
 from protocol.decode import decode, encode
 from protocol.device import DeviceProfile
-from protocol.documents import Command, CoordinatorState, Presence, Registration, Reported
+from protocol.documents import CoordinatorState, Presence, Registration, Reported
 from protocol.events import LinkStateChanged, PolicyJudged, RecordingEmit
 from protocol.policy import Policy
 from protocol.signature import Envelope
@@ -37,7 +37,7 @@ class Device:
     seen: list[Delivery] = field(factory=list)
 
     async def start(self) -> None:
-        for pattern in (self.topics.policy_desired, self.topics.commands, coord_state("lab")):
+        for pattern in (self.topics.policy_desired, coord_state("lab")):
             await self.channel.subscribe(pattern, self.seen.append)
 
     async def birth(self, epoch: int = 1, state: str = "online") -> None:
@@ -200,16 +200,6 @@ async def test_a_broker_that_vanishes_and_returns_is_filled_again(room: Room) ->
     room.broker.restart()
     await until(lambda: len(device.policies()) >= 2 and device.seen[-1].payload)
     assert [e.state for e in room.emit.events if isinstance(e, LinkStateChanged)] == ["up", "down", "up"]
-
-
-async def test_commands_are_never_retained_and_expire(room: Room) -> None:
-    """A retained command would act again at every restart of the device."""
-    device = await room.device()
-    await room.coordinator.command("pi-1", Command(id="c1", action="benchmark"))
-    command = device.seen[-1]
-    assert command.topic == device.topics.cmd("c1") and not command.retained
-    again = await room.device("pi-1")
-    assert not any("/cmd/" in d.topic for d in again.seen)
 
 
 @pytest.mark.parametrize(

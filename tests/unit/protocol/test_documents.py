@@ -9,7 +9,6 @@ import pytest
 from protocol.decode import check_schema, decode, encode
 from protocol.device import PROFILE_SCHEMA, DeviceProfile, Measured
 from protocol.documents import (
-    Command,
     CoordinatorState,
     JoinAnswer,
     JoinRequest,
@@ -44,7 +43,6 @@ DOCUMENTS = [
     Registration(profile=PROFILE, epoch=3, models=("ppocr-v4-det",), endpoints={"oip": "http://127.0.0.1:8790"}),
     Reported(version=4, epoch=1, accepted=False, code="bad_signature", sections={"split": "applied"}, ignored=("x",)),
     Telemetry(kind="load", at=0.0, boot="abc", values={"cpu": 0.5}),
-    Command(id="c1", action="benchmark", arguments={"models": ["a"]}),
     JoinRequest(secret="s", device_id="pi-5", csr_pem="-----BEGIN"),
     JoinAnswer(cert_pem="a", ca_pem="b", policy_keys={"k": bytes(range(32))}, fleet="f", broker_port=8883),
     PROFILE,
