@@ -50,7 +50,7 @@ class JoinableCoordinator:
 
     async def _join(self, request: Request) -> Response:
         self.joins += 1
-        answer = self.enrolment.join(decode(JoinRequest, request.body, what="join request"))
+        answer = await self.enrolment.join(decode(JoinRequest, request.body, what="join request"))
         return Response(headers={"content-type": "application/json"}, body=encode(answer))
 
     async def _healthz(self, request: Request) -> Response:
