@@ -1,4 +1,4 @@
-"""The only aiohttp client: exchanges, event lines, frames over WebSocket, ranged downloads.
+"""The only aiohttp client: exchanges, event lines, frames over WebSocket.
 
 Every exchange leaves a TransferSample behind: wire time only, the peer's `server-timing: app;dur=` is taken out and so
 is the time a new connection takes to open.
@@ -12,11 +12,11 @@ import ssl as ssl_module
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-from attrs import define, frozen
+from attrs import define
 
 from links.frames import WebSocketFrames
 from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply
@@ -30,20 +30,9 @@ MAX_ERROR_BODY_BYTES = 64 << 10
 LARGE_REPLY_BYTES = 16 << 10
 """A reply of this size or more is a sample of the way down."""
 
-_WRITE_BATCH_BYTES = 1 << 20
-
 _CLOSED = (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError)
 
 Sink = Callable[[TransferSample], None]
-Progress = Callable[[int, int | None], None]
-
-
-@frozen
-class Fetched:
-    """A finished download: size of the whole file, and the peer's entity tag if it gave one."""
-
-    size_bytes: int
-    etag: str | None
 
 
 @define(eq=False)
@@ -229,51 +218,6 @@ class HttpLink:
                 ) from err
         return WebSocketFrames(socket, peer=self._name, heartbeat_s=self._heartbeat_s)
 
-    async def fetch_to(
-        self,
-        path: str,
-        file: BinaryIO,
-        offset: int = 0,
-        progress: Progress | None = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        deadline_s: float = 30.0,
-        max_bytes: int | None = None,
-        etag: str | None = None,
-    ) -> Fetched:
-        """GET `path` (or a whole URL) into `file`, which holds `offset` bytes already; resumes there when the peer can.
-
-        Args:
-            progress: called with (bytes so far, whole size or None).
-            deadline_s: longest wait for the next bytes.
-            max_bytes: longer files raise LinkError.
-            etag: entity tag of the part already there; when it changed the file starts again from nothing.
-        """
-        wanted = dict(headers or {})
-        if offset:
-            wanted["range"] = f"bytes={offset}-"
-            if etag:
-                wanted["if-range"] = etag
-        with self._transfer(b"") as transfer, self._mapped(transfer, path):
-            async with asyncio.timeout(deadline_s) as deadline:
-                async with self._request("GET", path, wanted, b"", transfer) as response:
-                    whole = _content_range_total(response.headers.get("content-range", ""), offset)
-                    if response.status == 416 and whole == offset:
-                        return Fetched(size_bytes=offset, etag=response.headers.get("etag"))
-                    await self._refuse_status(response, path)
-                    if response.status != 206 or whole is None:
-                        offset = 0
-                        whole = response.content_length
-                    if max_bytes is not None and whole is not None and whole > max_bytes:
-                        raise LinkError(f"{path} has {whole} bytes, at most {max_bytes} are taken")
-                    file.seek(offset)
-                    file.truncate()
-                    extend = _Extend(deadline, deadline_s)
-                    size = await self._spool(response, file, offset, whole, max_bytes, progress, extend)
-                    if whole is not None and size != whole:
-                        raise LinkClosed(f"{self._name} ended {path} after {size} of {whole} bytes")
-                    return Fetched(size_bytes=size, etag=response.headers.get("etag"))
-
     async def close(self) -> None:
         self._closed = True
         session, self._session = self._session, None
@@ -281,32 +225,6 @@ class HttpLink:
             await session.close()
             # TLS transports need one more turn of the loop to say goodbye.
             await asyncio.sleep(0)
-
-    async def _spool(
-        self,
-        response: aiohttp.ClientResponse,
-        file: BinaryIO,
-        size_bytes: int,
-        whole: int | None,
-        max_bytes: int | None,
-        progress: Progress | None,
-        extend: _Extend,
-    ) -> int:
-        held = bytearray()
-        async for chunk in response.content.iter_any():
-            extend()
-            held += chunk
-            size_bytes += len(chunk)
-            if max_bytes is not None and size_bytes > max_bytes:
-                raise LinkError(f"the download is longer than the {max_bytes} bytes that are taken")
-            if len(held) >= _WRITE_BATCH_BYTES:
-                await _store(file, bytes(held))
-                held.clear()
-            if progress is not None:
-                progress(size_bytes, whole)
-        if held:
-            await _store(file, bytes(held))
-        return size_bytes
 
     def _client(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -436,35 +354,3 @@ class HttpLink:
             raise LinkClosed(f"{where} closed the connection while {transfer.phase}") from err
         except (aiohttp.ClientError, OSError) as err:
             raise LinkError(f"{where} failed while {transfer.phase}: {err or type(err).__name__}") from err
-
-
-async def _store(file: BinaryIO, data: bytes) -> None:
-    try:
-        await asyncio.to_thread(file.write, data)
-    except OSError as err:
-        raise ConfigError(
-            f"cannot write the download: {err.strerror or err}", next_step="free some space or choose another folder"
-        ) from err
-
-
-@frozen
-class _Extend:
-    """Moves a time-out into the future each time it is called."""
-
-    deadline: asyncio.Timeout
-    seconds: float
-
-    def __call__(self) -> None:
-        self.deadline.reschedule(asyncio.get_running_loop().time() + self.seconds)
-
-
-def _content_range_total(value: str, offset: int) -> int | None:
-    """Whole size from `bytes 5-9/10` or `bytes */10`; None unless it begins at `offset`."""
-    unit, _, rest = value.partition(" ")
-    span, _, total = rest.partition("/")
-    if unit != "bytes" or not total.isdigit():
-        return None
-    first = span.split("-")[0]
-    if span != "*" and (not first.isdigit() or int(first) != offset):
-        return None
-    return int(total)

@@ -1,16 +1,15 @@
-"""The HTTP client: samples, resumed downloads, bounds, and an error that names the phase for each way to fail."""
+"""The HTTP client: samples, bounds, and an error that names the phase for each way to fail."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from links.http import HttpLink, server_seconds
 from links.http_server import RunningServer, serve
-from links.port import RejectedStatus, Request, Response, Route
+from links.port import Request, Response, Route
 from links.shaped import ShaperProxy
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
 from protocol.events import TransferSample
@@ -86,63 +85,6 @@ async def test_connections_are_kept(server: RunningServer) -> None:
     for _ in range(5):
         await link.exchange("/file", {}, b"", 5, method="GET")
     assert server.connections == 1
-    await link.close()
-
-
-@pytest.mark.parametrize("etag", [None, '"v1"'])
-async def test_a_download_goes_on_where_it_stopped(server: RunningServer, etag: str | None) -> None:
-    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
-    file = io.BytesIO(FILE[:1234])
-    seen: list[tuple[int, int | None]] = []
-    fetched = await link.fetch_to("/file", file, 1234, lambda done, whole: seen.append((done, whole)), etag=etag)
-    await link.close()
-    assert (fetched.size_bytes, fetched.etag, file.getvalue() == FILE) == (len(FILE), '"v1"', True)
-    assert seen[-1] == (len(FILE), len(FILE))
-
-
-async def test_a_download_of_a_changed_file_starts_again(server: RunningServer) -> None:
-    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
-    file = io.BytesIO(b"old content that is no longer valid")
-    await link.fetch_to("/file", file, 35, etag='"v0"')
-    assert file.getvalue() == FILE
-    complete = await link.fetch_to(f"http://127.0.0.1:{server.port}/file", file, len(FILE))
-    assert complete.size_bytes == len(FILE)
-    await link.close()
-
-
-async def test_a_download_over_its_bound_or_not_there_is_refused(server: RunningServer) -> None:
-    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
-    with pytest.raises(LinkError, match="at most 100"):
-        await link.fetch_to("/file", io.BytesIO(), max_bytes=100)
-    with pytest.raises(RejectedStatus) as refusal:
-        await link.fetch_to("/none", io.BytesIO())
-    assert refusal.value.status == 404
-    await link.close()
-
-
-async def test_a_download_that_is_cut_keeps_what_came() -> None:
-    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n" + bytes(400))
-        await writer.drain()
-
-    async with raw_server(half) as port:
-        link = HttpLink("c", f"http://127.0.0.1:{port}")
-        file = io.BytesIO()
-        with pytest.raises(LinkClosed):
-            await link.fetch_to("/file", file)
-        await link.close()
-    assert len(file.getvalue()) <= 400
-
-
-async def test_a_disk_that_is_full_is_a_config_error(server: RunningServer) -> None:
-    class Full(io.BytesIO):
-        def write(self, data: object) -> int:
-            raise OSError(28, "No space left on device")
-
-    link = HttpLink("c", f"http://127.0.0.1:{server.port}")
-    with pytest.raises(ConfigError, match="No space left"):
-        await link.fetch_to("/file", Full())
     await link.close()
 
 
