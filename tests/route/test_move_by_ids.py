@@ -91,7 +91,9 @@ async def device_of(
     """The agent's text side, served, with a coordinator's text house behind its cloud link."""
     coordinator = TextHouse(engines)
     front = coordinator.front(ignore)
-    remote = await serve(front.routes, [coordinator.handoff(lambda request: "client")], host="127.0.0.1", port=0, origin_check=False)
+    remote = await serve(
+        front.routes, [coordinator.handoff(lambda request: "client")], host="127.0.0.1", port=0, origin_check=False
+    )
     config = config_for(folder, **flags)
     cloud = CloudLink(lambda err: None)
     await cloud.point_to(HttpLink("cloud", f"http://127.0.0.1:{remote.port}"))
