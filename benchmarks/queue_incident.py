@@ -40,7 +40,7 @@ TARGET_RUN_S = 0.015
 # The model takes multiples of 32.
 SIZES = tuple((32 * (n // 2), 32 * ((n + 1) // 2)) for n in range(6, 40))
 WORKERS = 4
-WAIT_TARGET_S = 0.045
+WAIT_TARGET_S = 0.055
 ANSWERS = 1000
 ANSWER_BYTES = 16 << 10
 INTERACTIVE_PER_S = 20.0

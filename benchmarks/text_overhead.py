@@ -45,10 +45,9 @@ SUBJECTS = (
 
 
 def prompt(turn: int) -> str:
-    """A new beginning each time, so that neither side can reuse a prefix."""
-    return (
-        f"Chapter {turn}. Once upon a time, in a land of {SUBJECTS[turn % len(SUBJECTS)]}, there lived an old woman who"
-    )
+    """Another first word each time, so that neither side can reuse a prefix."""
+    subject = SUBJECTS[turn % len(SUBJECTS)]
+    return f"{subject}, chapter {turn}. Once upon a time, in a land of {subject}, there lived an old woman who"
 
 
 class Raw:
