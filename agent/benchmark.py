@@ -41,8 +41,10 @@ class Benchmark:
         clock: Clock,
         health: Health,
         budget_s: float = BUDGET_S,
+        slowdown: float = 1.0,
     ) -> None:
         self._path = path
+        self._slowdown = slowdown
         self._probes = probes
         self._digests = digests
         self._clock = clock
@@ -87,7 +89,9 @@ class Benchmark:
         return found
 
     def _basis(self, facts: Facts) -> Basis:
-        return Basis(self._digests(), installed_engines(), cpu_identity(facts))
+        # A declared slow-down makes another device of it: nothing measured at one factor holds at another.
+        slowed = f" slowed {self._slowdown:g}x" if self._slowdown > 1.0 else ""
+        return Basis(self._digests(), installed_engines(), cpu_identity(facts) + slowed)
 
 
 def _log_progress(step: Progress) -> None:

@@ -188,7 +188,14 @@ class House:
             return
         await self.tensors.heads_ready(expected=self.control.enrolment is not None or bool(self.config.join_token))
         await self.texts.settled.wait()
-        benchmark = Benchmark(self._benchmark_path, self._probes, self._digests, self.clock, self.health)
+        benchmark = Benchmark(
+            self._benchmark_path,
+            self._probes,
+            self._digests,
+            self.clock,
+            self.health,
+            slowdown=self.config.slowdown,
+        )
         while True:
             measured_for = self._digests()
             await self.profiler.measure(benchmark, self._profile_changed)

@@ -17,7 +17,7 @@ from protocol.sse import SseParser
 
 CHUNK_S = 30.0
 PROMPTS = (
-    "Explain in a few sentences how a river shapes the land it flows through.",
+    "Explain in detail how a river shapes the land it flows through, step by step.",
     "Tell me a short story about a lighthouse keeper and a storm.",
 )
 
