@@ -13,16 +13,17 @@ from typing import Any, TypeVar
 from engines.chat_template import render
 from engines.credit import Credit
 from engines.gguf import read_metadata
+from engines.here_or_worker import HereOrWorker
 from engines.llama_cpp_native import NativeModel
 from engines.llama_cpp_owner import ContextOwner, Generation
 from engines.llama_server import default_threads
 from engines.pieces import unfinished_bytes
-from engines.port import Continuation, EngineLoad, TextEngine
+from engines.port import Continuation, EngineLoad
 from engines.sampling import Chosen
+from engines.slots import Slots
 from engines.vocabulary import Vocabulary
-from engines.worker import WorkerEngine
 from protocol.clock import Clock
-from protocol.errors import BadRequest, ContextOverflow, EngineError, Full, LinkTimeout, MidstreamError, Unsupported
+from protocol.errors import BadRequest, ContextOverflow, EngineError, LinkTimeout, MidstreamError, Unsupported
 from protocol.text import FinishReason, Message, Prompt, TextCapabilities, TextRequest, Token
 
 EXTEND_S = 600.0
@@ -47,13 +48,11 @@ class EmbeddedLlamaCpp:
     ) -> None:
         self._path = Path(model_path)
         self._context_tokens = context_tokens
-        self._slots = slots
+        self._slots = Slots(slots, clock)
         self._threads = threads or default_threads()
         self._template = chat_template
         self._clock = clock
         self._marks = ("", "")
-        self._open: dict[object, float] = {}
-        self._service_s = 1.0
         self._owner: ContextOwner | None = None
         self._capabilities: TextCapabilities | None = None
         self._loading = asyncio.Lock()
@@ -67,10 +66,7 @@ class EmbeddedLlamaCpp:
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         if request.sampling.grammar:
             raise Unsupported("this engine knows no grammars", field="grammar", next_step="use the llama_server engine")
-        if len(self._open) >= self._slots:
-            raise Full(f"all {self._slots} slots of the model are taken", retry_after_s=self._service_s / self._slots)
-        place = object()
-        self._open[place] = self._clock()
+        place = self._slots.enter()
         continuation: LlamaCppContinuation | None = None
         try:
             async with asyncio.timeout(deadline_s):
@@ -81,14 +77,14 @@ class EmbeddedLlamaCpp:
                     await self._prompt_ids(request.prompt),
                     context_tokens=self._context_tokens,
                     ids_of=self._prefix_ids,
-                    on_close=lambda: self._leave(place),
+                    on_close=lambda: self._slots.leave(place),
                     clock=self._clock,
                 )
                 await continuation.prefill()
         except BaseException as err:
             if continuation is not None:
                 await continuation.close()
-            self._leave(place)
+            self._slots.leave(place)
             if isinstance(err, TimeoutError):
                 raise LinkTimeout(f"the prompt was not read within {deadline_s:.1f} s") from err
             raise
@@ -101,8 +97,7 @@ class EmbeddedLlamaCpp:
         raise Unsupported("this engine serves text, not embeddings", next_step="name an embedding model")
 
     def load(self) -> EngineLoad:
-        running = len(self._open)
-        return EngineLoad(running, 0, self._service_s / self._slots if running >= self._slots else 0.0)
+        return self._slots.load()
 
     async def close(self) -> None:
         self._stopped = True
@@ -129,7 +124,11 @@ class EmbeddedLlamaCpp:
         self._marks = (vocabulary.text("bos"), vocabulary.text("eos"))
         digest = await asyncio.to_thread(lambda: vocabulary.digest)
         owner = await asyncio.to_thread(
-            ContextOwner, self._path, context_tokens=self._context_tokens, slots=self._slots, threads=self._threads
+            ContextOwner,
+            self._path,
+            context_tokens=self._context_tokens,
+            slots=self._slots.count,
+            threads=self._threads,
         )
         try:
             await _on(owner, lambda model: model.vocabulary_size)
@@ -184,11 +183,6 @@ class EmbeddedLlamaCpp:
             if own:
                 return ids
         return await self._tokenize(_whole(b"".join(token.data for token in tokens)), special=False)
-
-    def _leave(self, place: object) -> None:
-        since_s = self._open.pop(place, None)
-        if since_s is not None:
-            self._service_s += 0.2 * (self._clock() - since_s - self._service_s)
 
 
 class LlamaCppContinuation:
@@ -351,7 +345,7 @@ class LlamaCppContinuation:
         self._news.set()
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(HereOrWorker):
     """A GGUF model on llama-cpp-python, in a worker process unless `in_process`.
 
     Args:
@@ -382,30 +376,9 @@ class LlamaCppEngine:
             "slots": slots,
             "chat_template": chat_template,
         }
-        self.model = model or Path(model_path).stem
-        self._inner: TextEngine = (
-            EmbeddedLlamaCpp(**settings)
-            if in_process
-            else WorkerEngine("engines.llama_cpp:EmbeddedLlamaCpp", settings, name=self.model)
-        )
-
-    async def capabilities(self) -> TextCapabilities:
-        return await self._inner.capabilities()
-
-    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        return await self._inner.prepare(request, deadline_s)
-
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self._inner.tokenize(data)
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self._inner.embed(texts)
-
-    def load(self) -> EngineLoad:
-        return self._inner.load()
-
-    async def close(self) -> None:
-        await self._inner.close()
+        name = model or Path(model_path).stem
+        target = "engines.llama_cpp:EmbeddedLlamaCpp"
+        super().__init__(target, EmbeddedLlamaCpp, settings, name=name, in_process=in_process)
 
 
 async def _on(owner: ContextOwner, job: Callable[[NativeModel], R]) -> R:

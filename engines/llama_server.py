@@ -12,6 +12,7 @@ import json
 import secrets
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -19,17 +20,18 @@ from typing import Any
 
 from attrs import evolve
 
+from engines.here_or_worker import HereOrWorker
 from engines.llama_server_stream import NativeServer, ServerContinuation
 from engines.llama_server_wire import completion_body, read_chunk, server_error, template_messages
 from engines.pieces import unfinished_bytes
-from engines.port import Continuation, EngineLoad, TextEngine
+from engines.port import Continuation, EngineLoad
+from engines.slots import Slots
 from engines.unix_http import local_request
 from engines.vocabulary import Vocabulary, read_vocabulary
-from engines.worker import WorkerEngine
 from links.port import Link, RejectedStatus
 from profiles.facts import usable_cores
 from protocol.clock import Clock
-from protocol.errors import BadRequest, EngineError, Full, LinkError, LinkTimeout, ProtocolError, Unsupported
+from protocol.errors import BadRequest, EngineError, LinkError, LinkTimeout, ProtocolError, Unsupported
 from protocol.sse import SseParser
 from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextRequest, Token
 
@@ -43,22 +45,21 @@ def default_threads() -> int:
     return max(1, usable_cores() - 1)
 
 
-class ServerEngine:
+class ServerEngine(ABC):
     """What the embedded server and a server by URL have in common. `slots` bounds the open generations."""
 
     def __init__(self, *, slots: int, clock: Clock) -> None:
-        self._slots = slots
+        self._slots = Slots(slots, clock)
         self._clock = clock
-        self._open: dict[object, float] = {}
         self._running: set[ServerContinuation] = set()
-        self._service_s = 1.0
         self._context_limit: int | None = None
         self._vocabulary: Vocabulary | None = None
         self._capabilities: TextCapabilities | None = None
         self._probing = asyncio.Lock()
 
+    @abstractmethod
     async def _native(self) -> NativeServer:
-        raise NotImplementedError
+        """The server, started or asked."""
 
     async def capabilities(self) -> TextCapabilities:
         native = await self._native()
@@ -71,7 +72,7 @@ class ServerEngine:
         return self._capabilities
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        place = self._admit()
+        place = self._slots.enter()
         continuation: ServerContinuation | None = None
         try:
             capabilities = await self.capabilities()
@@ -92,7 +93,7 @@ class ServerEngine:
         except BaseException:
             if continuation is not None:
                 await continuation.close()
-            self._leave(place)
+            self._slots.leave(place)
             raise
         return continuation
 
@@ -109,30 +110,16 @@ class ServerEngine:
             raise ProtocolError("llama-server sent embeddings that are none", field="data") from err
 
     def load(self) -> EngineLoad:
-        running = len(self._open)
-        return EngineLoad(running=running, waiting=0, wait_s=self._wait_s() if running >= self._slots else 0.0)
+        return self._slots.load()
 
     async def close(self) -> None:
         """Cancel what runs."""
         for continuation in tuple(self._running):
             await continuation.close()
 
-    def _admit(self) -> object:
-        if len(self._open) >= self._slots:
-            raise Full(f"all {self._slots} slots of the model are taken", retry_after_s=self._wait_s())
-        place = object()
-        self._open[place] = self._clock()
-        return place
-
-    def _leave(self, place: object, over: ServerContinuation | None = None) -> None:
-        if over is not None:
-            self._running.discard(over)
-        since_s = self._open.pop(place, None)
-        if since_s is not None:
-            self._service_s += 0.2 * (self._clock() - since_s - self._service_s)
-
-    def _wait_s(self) -> float:
-        return self._service_s / self._slots
+    def _leave(self, place: object, over: ServerContinuation) -> None:
+        self._running.discard(over)
+        self._slots.leave(place)
 
     async def _prompt_ids(self, native: NativeServer, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -252,12 +239,12 @@ class LlamaServerUrlEngine(ServerEngine):
                     self._vocabulary = await asyncio.to_thread(read_vocabulary, self._model_file)
                 if self._ask_slots:
                     props = await self._server.call("/props", None, CALL_S)
-                    self._slots = max(1, int(props.get("total_slots") or 1))
+                    self._slots.count = max(1, int(props.get("total_slots") or 1))
                 self._asked = True
         return self._server
 
 
-class LlamaServerEngine:
+class LlamaServerEngine(HereOrWorker):
     """A GGUF model on an embedded llama-server, in a worker process unless `in_process`.
 
     Args:
@@ -290,30 +277,9 @@ class LlamaServerEngine:
             "chat_template": chat_template,
             "embeds": embeds,
         }
-        self.model = model or Path(model_path).stem
-        self._inner: TextEngine = (
-            EmbeddedLlamaServer(**settings)
-            if in_process
-            else WorkerEngine("engines.llama_server:EmbeddedLlamaServer", settings, name=self.model)
-        )
-
-    async def capabilities(self) -> TextCapabilities:
-        return await self._inner.capabilities()
-
-    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        return await self._inner.prepare(request, deadline_s)
-
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self._inner.tokenize(data)
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self._inner.embed(texts)
-
-    def load(self) -> EngineLoad:
-        return self._inner.load()
-
-    async def close(self) -> None:
-        await self._inner.close()
+        name = model or Path(model_path).stem
+        target = "engines.llama_server:EmbeddedLlamaServer"
+        super().__init__(target, EmbeddedLlamaServer, settings, name=name, in_process=in_process)
 
 
 async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapabilities:
