@@ -67,7 +67,8 @@ async def test_cancelling_inside_a_prompt_stops_its_prefill(engine: TextEngine) 
         await engine.prepare(ask(prompt, 1), 0.03)
     assert engine.load().running == 0
     continuation = await engine.prepare(ask(prompt, 1), 50)
-    assert continuation.cached_tokens < continuation.prompt_tokens // 2, "the cancelled prompt was read to its end"
+    # What ran when the cancel came ends its batch; a prompt that was read whole would leave all but one token.
+    assert continuation.cached_tokens < continuation.prompt_tokens - 1, "the cancelled prompt was read to its end"
     await continuation.close()
 
 

@@ -123,6 +123,7 @@ def test_a_missing_file_is_an_engine_error(tmp_path: Path) -> None:
         read_metadata(tmp_path / "absent.gguf")
 
 
+@pytest.mark.llama_native
 def test_pieces_of_any_length_are_whole(model_file: ModelFile) -> None:
     vocabulary = read_vocabulary(model_file("gemma3-270m"))
     long = [one for one in range(len(vocabulary.tokens)) if len(vocabulary.piece(one) or b"") > 32]
