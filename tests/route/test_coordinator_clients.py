@@ -30,7 +30,7 @@ from protocol.tensors import Tensor
 from protocol.text import Message, Sampling, TextRequest
 from split_models.bundle_client import BundleClient
 from tests.route import openai_scenarios
-from tests.route.test_coordinator import settings
+from tests.route.coordinator_house import settings
 from tests.unit.cloud_stub.device_side import new_device
 
 TEXT, IMAGES = "smollm2-135m", "ppocr-v2-cls"
