@@ -29,6 +29,7 @@ from agent.supervisor import LifeKeeper
 from links.http import HttpLink, Sink
 from links.port import Found, Reply
 from links.tls import client_context, fingerprint
+from netprobe.probe import UnderWay
 from protocol.clock import Clock, WallClock
 from protocol.decode import check_schema, decode
 from protocol.documents import INFO_SCHEMA, CoordinatorInfo, CoordinatorState
@@ -81,7 +82,7 @@ class ControlSide:
     cloud: CloudLink
     sink: Sink
     emit: Emit
-    on_link: Callable[[HttpLink], None]
+    on_link: Callable[[str, UnderWay], None]
     keys: dict[str, bytes]
     labels: dict[str, str]
     holder: PolicyHolder
@@ -218,7 +219,7 @@ class ControlSide:
         link = HttpLink("cloud", url_of(host, port), ssl=self.context, sink=self.sink, clock=self.clock)
         await self.cloud.point_to(link)
         # Only now: transfers that the old link had to end are not the new one's.
-        self.on_link(link)
+        self.on_link(link.name, link.under_way)
 
     def _broker_tls(self, enrolment: Enrolment, port: int) -> bool:
         if self.config.broker_tls is not None:

@@ -33,9 +33,8 @@ from agent.version import own_version
 from engines.catalogue import load_catalogue
 from engines.registry import ImportGuard, use_guard
 from engines.store import ModelStore
-from links.http import HttpLink
 from links.http_server import RunningServer
-from netprobe.probe import LinkProbe
+from netprobe.probe import LinkProbe, UnderWay
 from profiles.benchmark import Probe, decode_benchmark
 from profiles.rates import Slowdowns
 from profiles.timing import memory_probe
@@ -256,10 +255,10 @@ class House:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.cloud.close()
 
-    def _on_link(self, link: HttpLink) -> None:
+    def _on_link(self, link: str, under_way: UnderWay) -> None:
         """The data link leads elsewhere: what was measured of the way before says nothing of this one."""
-        self.probe.reset(link.name)
-        self.probe.watch(link.name, link.under_way)
+        self.probe.reset(link)
+        self.probe.watch(link, under_way)
 
     def _on_trouble(self, error: LinkError) -> None:
         if self.control.connector is not None:
