@@ -113,6 +113,7 @@ class LinkProbe:
             samples=line.samples,
             age_s=max(0.0, now_s - pairs[-1].at_s),
             under_way=running,
+            in_doubt=way is not None and bool(way.jumps),
         )
 
     def views(self, direction: Direction = "up", now_s: float | None = None) -> Mapping[str, LinkView]:

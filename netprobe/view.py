@@ -12,7 +12,8 @@ class LinkView:
     """seconds(bytes) = floor_s + bytes / bytes_per_s, as learnt from the last ten transfers.
 
     `samples` is how many transfers stand behind it (0: nothing known), `age_s` the time since the newest,
-    `under_way` a transfer that has not ended yet, with the seconds it has taken so far.
+    `under_way` a transfer that has not ended yet, with the seconds it has taken so far. `in_doubt`: the newest
+    transfer contradicts the window, and one more like it will drop the window.
     """
 
     floor_s: float
@@ -21,6 +22,7 @@ class LinkView:
     samples: int
     age_s: float
     under_way: TransferSample | None = None
+    in_doubt: bool = False
 
     def seconds_for(self, size_bytes: int) -> float:
         """Predicted seconds to move `size_bytes`; infinite when nothing is known or the rate is zero."""

@@ -82,11 +82,12 @@ def exploration(costs: Sequence[ArmCost], policy: SplitPolicy) -> ArmCost | None
 def explore_now(silent_requests: int, looked: bool, link: LinkView, policy: SplitPolicy) -> bool:
     """Whether this request, the `silent_requests`-th in a row that left the link alone, also goes through it.
 
-    A link that nobody has used or `looked` at yet is looked at by the first request, later by one in N.
+    A link that nobody has used or `looked` at yet is looked at by the first request, later by one in N; one whose last
+    transfer contradicts those before is looked at again at once, so that a recovery is not noticed N requests late.
     """
     if policy.explore_one_in <= 0 or silent_requests < 1:
         return False
-    if link.samples == 0 and not looked:
+    if (link.samples == 0 and not looked) or link.in_doubt:
         return True
     return silent_requests % policy.explore_one_in == 0
 

@@ -37,7 +37,7 @@ WARM_UP = Phase("warm-up, 40 Mbit/s", 40 * MBIT, 15.0)
 FALLING = (
     Phase("Wi-Fi, 40 Mbit/s", 40 * MBIT, 8.0),
     Phase("edge of the cell, 0.15 Mbit/s", 0.15 * MBIT, 16.0),
-    Phase("Wi-Fi again, 40 Mbit/s", 40 * MBIT, 16.0),
+    Phase("Wi-Fi again, 40 Mbit/s", 40 * MBIT, 26.0),
     Phase("Wi-Fi, and raw images may not leave", 40 * MBIT, 14.0, STAY_LOCAL),
 )
 CONSTANT = (Phase("Wi-Fi, 40 Mbit/s", 40 * MBIT, 30.0),)

@@ -87,8 +87,10 @@ def test_two_jumps_the_same_way_drop_the_window(factor: float) -> None:
     assert link.probe.resets == 0
     link.rate *= factor
     link.send(300_000)
+    assert link.probe.view("cloud", "up", link.clock()).in_doubt
     link.send(200_000)
     assert link.probe.resets == 1
+    assert not link.probe.view("cloud", "up", link.clock()).in_doubt
     assert link.predicted(250_000) == pytest.approx(link.truth(250_000), rel=0.25)
 
 

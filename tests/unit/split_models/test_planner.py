@@ -157,6 +157,12 @@ def test_the_first_request_looks_at_a_new_link_and_zero_means_never() -> None:
     assert not explore_now(20, True, link(1e6)["cloud"], evolve(POLICY, explore_one_in=0))
 
 
+def test_a_link_in_doubt_is_looked_at_by_the_next_request() -> None:
+    doubtful = evolve(link(1e6)["cloud"], in_doubt=True)
+    assert explore_now(1, True, doubtful, POLICY)
+    assert not explore_now(1, True, doubtful, evolve(POLICY, explore_one_in=0))
+
+
 def test_exploration_takes_the_cheapest_allowed_arm() -> None:
     assert exploration(COSTS, POLICY) == COSTS[3]
     assert exploration(COSTS, evolve(POLICY, raw_input_leaves=False)) == COSTS[1]
