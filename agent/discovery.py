@@ -6,14 +6,20 @@ mDNS and the broker only name candidates: neither proves that anybody is there, 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import logging
+import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from attrs import frozen
 
 from links.port import ClockNotSet
-from protocol.errors import LinkError, MidstreamError
+from protocol.errors import LinkClosed, LinkError, MidstreamError
+
+log = logging.getLogger("midstream.agent.discovery")
 
 Origin = Literal["static", "last_good", "mdns", "broker", "join"]
 ORDER: tuple[Origin, ...] = ("static", "last_good", "mdns", "broker", "join")
@@ -25,6 +31,14 @@ STAGGER_S = 0.2
 # A join token's address is as old as the token: a search gets this head start, or less when it ends sooner.
 JOIN_BEHIND_SEARCH_S = 4.0
 ATTEMPT_TIMEOUT_S = 5.0
+MAX_MESSAGE_CHARS = 200
+_MAX_HOST_CHARS, _MAX_REASON_CHARS = 60, 60
+_REASONS = {
+    errno.ECONNREFUSED: "refused",
+    errno.EHOSTUNREACH: "no route",
+    errno.ENETUNREACH: "no network",
+    errno.ECONNRESET: "closed",
+}
 
 
 @frozen
@@ -71,6 +85,42 @@ def _distance(host: str) -> int:
 
 
 _BRIDGES = ipaddress.ip_network("172.17.0.0/16")
+
+
+def reason(error: BaseException) -> str:
+    """Why an attempt failed, in a few words: the address stands beside it already."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LinkClosed):
+            return "closed"
+        if isinstance(cause, OSError):
+            return _system_reason(cause)
+        cause = cause.__cause__
+    text = error.message if isinstance(error, MidstreamError) else str(error)
+    return text if len(text) <= _MAX_REASON_CHARS else text[: _MAX_REASON_CHARS - 1] + "…"
+
+
+def _system_reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return "is not of this fleet" if isinstance(error, ssl.SSLCertVerificationError) else "TLS failed"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, socket.gaierror):
+        return "unknown name"
+    return _REASONS.get(error.errno or 0, "not reachable")
+
+
+def listed(failures: Sequence[str]) -> str:
+    """Each failure once, as many as a short line takes, and how many more there were."""
+    different = list(dict.fromkeys(failures))
+    room = MAX_MESSAGE_CHARS - len("no coordinator found: ") - len("; 99 more")
+    kept: list[str] = []
+    for failure in different:
+        if len("; ".join([*kept, failure])) > room:
+            break
+        kept.append(failure)
+    more = len(different) - len(kept)
+    return "; ".join([*kept, *([f"{more} more"] if more else [])])
 
 
 async def locate(
@@ -136,19 +186,18 @@ class _Race:
                 error = attempt.exception()
                 if error is None:
                     return candidate
-                self._note(f"{candidate.origin} {candidate.host}:{candidate.port}", error)
+                self._note(f"{candidate.host[:_MAX_HOST_CHARS]}:{candidate.port}", error)
             for search in [s for s in self.searches if s.done()]:
                 self.searches.discard(search)
                 error = search.exception()
                 if error is None:
                     self.enter(ordered(search.result()))
                 else:
-                    self._note("search", error)
+                    self._note("search:", error)
         if self._clock_error is not None:
             raise self._clock_error
-        tried = "; ".join(self._failures) or "no address is known and mDNS found none"
         raise LinkError(
-            f"no coordinator found: {tried}",
+            f"no coordinator found: {listed(self._failures) or 'no address is known and mDNS found none'}",
             next_step="check that it runs, or set its static address (coordinator = host:port)",
         )
 
@@ -170,7 +219,8 @@ class _Race:
             raise error
         if isinstance(error, ClockNotSet):
             self._clock_error = error
-        self._failures.append(f"{what}: {error.message}")
+        log.debug("%s %s", what, error.message)
+        self._failures.append(f"{what} {reason(error)}")
 
     async def cancel(self) -> None:
         tasks: list[asyncio.Future[Any]] = [*self._attempts, *self.searches]

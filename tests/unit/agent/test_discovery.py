@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from agent.discovery import MAX_CANDIDATES, Candidate, locate, ordered
+from agent.discovery import MAX_CANDIDATES, MAX_MESSAGE_CHARS, Candidate, listed, locate, ordered
+from links.http import HttpLink
 from protocol.errors import LinkError
 
 
@@ -68,9 +69,31 @@ async def test_every_address_of_a_record_is_tried_and_a_hanging_one_holds_nothin
 
 
 async def test_an_imposter_is_not_a_coordinator_and_the_error_lists_what_was_tried() -> None:
-    with pytest.raises(LinkError, match="static imposter:1: another identity") as caught:
+    with pytest.raises(LinkError, match="found: imposter:1 another identity") as caught:
         await locate([Candidate("imposter", 1, "static")], [], Network(set()).check)
     assert caught.value.next_step
+
+
+async def test_a_refusing_address_is_named_once_without_raw_error_text(free_port: Callable[[], int]) -> None:
+    async def check(candidate: Candidate) -> None:
+        link = HttpLink("coordinator", f"http://{candidate.host}:{candidate.port}")
+        try:
+            await link.exchange("/healthz", {}, b"", 2.0, method="GET")
+        finally:
+            await link.close()
+
+    port = free_port()
+    with pytest.raises(LinkError) as caught:
+        await locate([Candidate("127.0.0.1", port, "static")], [], check)
+    assert caught.value.message == f"no coordinator found: 127.0.0.1:{port} refused"
+
+
+async def test_the_list_of_what_was_tried_is_bounded() -> None:
+    many = [Candidate(f"host-{n}" + "x" * 200 * (n == 0), 1, "static") for n in range(20)]
+    with pytest.raises(LinkError, match="xxx:1 another identity; host-1:1 another identity; .*17 more") as caught:
+        await locate(many, [], Network(set()).check)
+    assert len(caught.value.message) <= MAX_MESSAGE_CHARS
+    assert listed(["a:1 refused", "a:1 refused"]) == "a:1 refused"
 
 
 async def test_a_failing_search_does_not_hide_a_known_address() -> None:
