@@ -108,6 +108,7 @@ class House:
         connector, now_s = self.control.connector, self.clock()
         found = connector.found if connector else None
         broker = connector.broker if connector else None
+        at_cloud = sorted(self.texts.cloud_models) if self.cloud.available else []
         facts = Facts(
             device_id=self.device_id,
             version=own_version(),
@@ -121,7 +122,8 @@ class House:
             policy=self.holder.current(),
             profile=self.profiler.current(),
             tensor_models=self.tensors.models,
-            text_model=self.config.text_model if self.texts.models else next(iter(self.texts.cloud_models), None),
+            text_model=next(iter((*self.texts.models, *at_cloud)), None),
+            text_place="device" if self.texts.models else "cloud" if at_cloud else None,
             cloud_available=self.cloud.available,
             warnings=self.health.warnings,
             now_s=now_s,

@@ -16,7 +16,10 @@ from protocol.policy import Policy
 
 @frozen(kw_only=True)
 class Facts:
-    """What the status is made of, read at the moment of the request. `where` is host:port of the coordinator."""
+    """What the status is made of, read at the moment of the request. `where` is host:port of the coordinator.
+
+    text_place: "device" or "cloud", where the text model answers now; None without one.
+    """
 
     device_id: str
     version: str
@@ -31,6 +34,7 @@ class Facts:
     profile: DeviceProfile
     tensor_models: Sequence[str]
     text_model: str | None
+    text_place: str | None
     cloud_available: bool
     warnings: Sequence[Warnable]
     now_s: float
@@ -54,6 +58,7 @@ def document(facts: Facts) -> dict[str, Any]:
         "profile": plain(facts.profile),
         "tensor_models": list(facts.tensor_models),
         "text_model": facts.text_model,
+        "text_place": facts.text_place,
         "warnings": [
             {"name": w.name, "text": w.text, "next_step": w.next_step, "seconds": round(facts.now_s - w.since_s, 1)}
             for w in facts.warnings

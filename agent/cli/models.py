@@ -20,8 +20,8 @@ MAX_TEMPLATE_BYTES = 1 << 20
 
 
 def models(argv: list[str]) -> int:
-    """One sub-command. Exit code 1 when a model fails verification or a pull fails."""
-    options = _parser().parse_args(argv)
+    """One sub-command, `list` without one. Exit code 1 when a model fails verification or a pull fails."""
+    options = _parser().parse_args(argv or ["list"])
     config = load({"models_dir": options.models_dir})
     run: Callable[[ModelStore, argparse.Namespace], int] = options.run
     return run(open_store(config), options)

@@ -102,6 +102,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     """The status document for people."""
     life = found.get("life", {})
     where = found.get("coordinator") or "none"
+    place = " (cloud only)" if found.get("text_place") == "cloud" else ""
     lines = [
         f"device       {found.get('device_id')}, up {found.get('uptime_s', 0):.0f} s, {found.get('version')}",
         f"serving      {life.get('serving')} on {found.get('url')}",
@@ -109,7 +110,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         f"profile      {life.get('profiled')}",
         f"policy       version {found.get('policy', {}).get('version', 0)}",
         f"tensors      {', '.join(found.get('tensor_models', [])) or 'none'}",
-        f"text         {found.get('text_model') or 'none'}",
+        f"text         {found.get('text_model') or 'none'}{place}",
     ]
     for warning in found.get("warnings", []):
         step = f" - {warning['next_step']}" if warning.get("next_step") else ""

@@ -19,6 +19,7 @@ import pytest
 from agent.cli.answers import ChatStream, labels_of, painted
 from agent.cli.main import VERBS, describe, main, usage
 from agent.cli.progress import ProgressBar
+from agent.cli.run import status_lines
 from agent.doctor import (
     EXIT_BROKEN,
     EXIT_COULD_BE_BETTER,
@@ -165,6 +166,25 @@ def test_chat_says_why_the_text_model_is_not_served(tmp_path: Path) -> None:
     done = answered_by(json.dumps({"text_model": None, "warnings": [warning]}).encode(), "chat", "hi", home=tmp_path)
     assert done.returncode == 2
     assert "does not begin with GGUF - midstream models verify" in done.stderr
+
+
+def test_chat_without_a_text_model_names_the_setting(tmp_path: Path) -> None:
+    done = answered_by(json.dumps({"text_model": None, "warnings": []}).encode(), "chat", "hi", home=tmp_path)
+    assert done.returncode == 2
+    assert "the agent serves no text model - start it with --text-model NAME" in done.stderr
+
+
+@pytest.mark.parametrize(("place", "shown"), [("device", "words"), ("cloud", "words (cloud only)")])
+def test_status_says_where_the_text_model_is(place: str, shown: str) -> None:
+    assert f"text         {shown}" in status_lines({"text_model": "words", "text_place": place})
+
+
+def test_models_alone_lists_them(tmp_path: Path) -> None:
+    store = ["--models-dir", str(tmp_path / "m")]
+    listed = call("models", "list", *store, home=tmp_path)
+    alone = call("models", home=tmp_path, MIDSTREAM_MODELS=str(tmp_path / "m"))
+    assert (alone.returncode, alone.stdout) == (0, listed.stdout)
+    assert "smollm2-135m" in alone.stdout
 
 
 def test_an_agent_process_says_ready_and_drains_on_sigterm(tmp_path: Path) -> None:
