@@ -198,12 +198,24 @@ def check_models(config: AgentConfig) -> Iterable[Finding]:
     if not wanted:
         pulled = sorted(entry.parent.name for entry in config.models_dir.glob("*/entry.json"))
         if pulled:
-            yield Finding("models", "ok", f"pulled: {', '.join(pulled[:MAX_NAMED])}; no text_model is set")
+            yield Finding("models", "ok", f"pulled: {', '.join(pulled[:MAX_NAMED])}")
         else:
             yield Finding("models", "warning", f"no model is in {config.models_dir}", "`midstream models list`, `pull`")
+    if config.text_model is None:
+        yield from _unused_text(config.models_dir)
     for name in wanted:
         folder = config.models_dir / name
         if folder.is_dir() and any(folder.iterdir()):
             yield Finding("models", "ok", f"{name} is in the store")
         else:
             yield Finding("models", "error", f"{name} is not in {config.models_dir}", f"`midstream models pull {name}`")
+
+
+def _unused_text(models_dir: Path) -> Iterable[Finding]:
+    """Tensor models are served unasked, a text model only when it is named."""
+    found = sorted(file.parent.name for file in models_dir.glob("*/*.gguf") if (file.parent / "entry.json").is_file())
+    if found:
+        yield Finding(
+            "models", "warning", f"no text_model is set: {', '.join(found[:MAX_NAMED])} is here and not served",
+            f'text_model = "{found[0]}" in agent.toml, or `midstream agent --text-model {found[0]}`',
+        )  # fmt: skip

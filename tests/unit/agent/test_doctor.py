@@ -19,4 +19,18 @@ def test_without_named_models_the_pulled_ones_count(tmp_path: Path) -> None:
     (tmp_path / "m" / "det.bundle").mkdir()
     (finding,) = check_models(config)
     assert (finding.level, finding.next_step) == ("ok", "")
-    assert finding.text.startswith("pulled: det;")
+    assert finding.text == "pulled: det"
+
+
+def test_a_pulled_text_model_that_nothing_names_is_a_warning_with_the_setting(tmp_path: Path) -> None:
+    folder = tmp_path / "m" / "smollm2-135m"
+    folder.mkdir(parents=True)
+    (folder / "entry.json").write_bytes(b"{}")
+    (folder / "words.gguf").write_bytes(b"GGUF")
+    flags = {"models_dir": str(tmp_path / "m"), "state_dir": str(tmp_path / "s")}
+    *_, finding = check_models(load(flags, environ={"HOME": str(tmp_path)}))
+    assert finding.level == "warning" and "not served" in finding.text
+    assert 'text_model = "smollm2-135m" in agent.toml' in finding.next_step
+    assert "--text-model smollm2-135m" in finding.next_step
+    named = load(flags | {"text_model": "smollm2-135m"}, environ={"HOME": str(tmp_path)})
+    assert [finding.level for finding in check_models(named)] == ["ok"]
