@@ -198,7 +198,7 @@ async def _policy(options: argparse.Namespace) -> int:
     if options.verb == "publish":
         form = "json" if options.file.suffix == ".json" else "toml"
         found = await client.ask("POST", "/policy", _read(options.file), {"form": form, "note": options.note})
-        _show(options, found, [f"version {found['version']} sent to {len(found['devices'])} device(s)"])
+        _show(options, found, [sent_line(found)])
     elif options.verb == "rollback":
         found = await client.ask("POST", f"/policy/{options.version}/rollback")
         _show(options, found, [f"version {found['version']}: the content of {options.version} again"])
@@ -207,6 +207,18 @@ async def _policy(options: argparse.Namespace) -> int:
     else:
         await _history(client, options)
     return 0
+
+
+def sent_line(found: Mapping[str, Any]) -> str:
+    """Who got a published policy; when nobody did, why."""
+    count = len(found["devices"])
+    line = f"version {found['version']} sent to {count} device{'' if count == 1 else 's'}"
+    if count:
+        return line
+    wanted = ",".join(f"{name}={value}" for name, value in sorted(found["policy"]["selector"].items()))
+    if wanted:
+        return f"{line}: none has the labels {wanted} ([labels] in agent.toml)"
+    return f"{line}: none is registered yet; each gets it when it registers"
 
 
 async def _history(client: AdminClient, options: argparse.Namespace) -> None:

@@ -295,7 +295,7 @@ def test_the_command_as_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert cli.fleet(["list", *state]) == 0
         assert cli.coordinator(["token", "--life-s", "600", *state]) == 0
         printed = capsys.readouterr().out
-        assert "version 1 sent to 0 device(s)" in printed and "calmer" in printed
+        assert "version 1 sent to 0 devices: none is registered yet" in printed and "calmer" in printed
         assert decode_join(printed.strip().splitlines()[-1]).host == "127.0.0.1"
         began_s = time.monotonic()
         process.send_signal(signal.SIGTERM)
