@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -158,3 +159,12 @@ def test_numbers_go_on_after_a_restart_and_anew_with_a_new_history(tmp_path: Pat
     assert anew.policy.version == 1 and anew.policy.epoch > first.policy.epoch
     assert json.loads(anew.record.envelope)["key_id"] == authority.policy_key.key_id
     lost.close()
+
+
+@pytest.mark.parametrize("page", ["policy.md", "operators-guide.md"])
+def test_the_documented_policies_are_taken(publisher: Publisher, page: str) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / page).read_text(encoding="utf-8")
+    examples = [block for block in re.findall(r"```toml\n(.*?)```", text, re.S) if "raw_input_leaves" in block]
+    assert len(examples) == 1
+    published = publisher.publish(examples[0].encode(), "toml", "")
+    assert published.policy.selector == ({} if page == "policy.md" else {"room": "kitchen"})
