@@ -28,6 +28,7 @@ DISTRIBUTION = "midstream"
 LOW_DISK_BYTES = 500 << 20
 USUAL_PAGE_BYTES = 4096
 MAX_NAMED = 20
+USUAL_TEXT_MODEL = "smollm2-135m"
 EXIT_OK, EXIT_BROKEN, EXIT_COULD_BE_BETTER = 0, 1, 3
 
 
@@ -215,7 +216,8 @@ def _unused_text(models_dir: Path) -> Iterable[Finding]:
     """Tensor models are served unasked, a text model only when it is named."""
     found = sorted(file.parent.name for file in models_dir.glob("*/*.gguf") if (file.parent / "entry.json").is_file())
     if found:
+        name = USUAL_TEXT_MODEL if USUAL_TEXT_MODEL in found else found[0]
         yield Finding(
-            "models", "warning", f"no text_model is set: {', '.join(found[:MAX_NAMED])} is here and not served",
-            f'text_model = "{found[0]}" in agent.toml, or `midstream agent --text-model {found[0]}`',
+            "models", "warning", f"no text_model is set; here and not served: {', '.join(found[:MAX_NAMED])}",
+            f'text_model = "{name}" in agent.toml, or `midstream agent --text-model {name}`',
         )  # fmt: skip

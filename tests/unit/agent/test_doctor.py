@@ -23,10 +23,11 @@ def test_without_named_models_the_pulled_ones_count(tmp_path: Path) -> None:
 
 
 def test_a_pulled_text_model_that_nothing_names_is_a_warning_with_the_setting(tmp_path: Path) -> None:
-    folder = tmp_path / "m" / "smollm2-135m"
-    folder.mkdir(parents=True)
-    (folder / "entry.json").write_bytes(b"{}")
-    (folder / "words.gguf").write_bytes(b"GGUF")
+    for name in ("a-base-model", "smollm2-135m"):
+        folder = tmp_path / "m" / name
+        folder.mkdir(parents=True)
+        (folder / "entry.json").write_bytes(b"{}")
+        (folder / "words.gguf").write_bytes(b"GGUF")
     flags = {"models_dir": str(tmp_path / "m"), "state_dir": str(tmp_path / "s")}
     *_, finding = check_models(load(flags, environ={"HOME": str(tmp_path)}))
     assert finding.level == "warning" and "not served" in finding.text
