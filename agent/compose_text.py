@@ -46,6 +46,8 @@ RESUME_S = 0.5
 SLOTS = 2
 # Answers at once on a server by URL, which has its own batching.
 SERVER_SLOTS = 16
+FOREIGN_IDLE_S = 2.0
+"""Other people's servers close an idle connection after 5 s or so; one that closes as we write loses the request."""
 WARM_UP_PROMPT = "Hello"
 WARM_UP_S = 120.0
 PROBE_RUNS = 1
@@ -273,7 +275,7 @@ class TextSide:
         config = self._config
         if config.text_url is None:
             raise ConfigError("text_engine openai_compat needs text_url", next_step="set text_url = http://host:port")
-        link = self._server = HttpLink("text-server", config.text_url)
+        link = self._server = HttpLink("text-server", config.text_url, keep_idle_s=FOREIGN_IDLE_S)
         made: TextEngine
         if config.text_engine == "openai_compat":
             made = engine_class("openai_compat")(link, model, config.text_key, max_open=self._slots)

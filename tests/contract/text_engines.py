@@ -161,7 +161,7 @@ async def llama_server_in_worker(model_file: ModelFile) -> AsyncIterator[Made]:
 @asynccontextmanager
 async def llama_server_by_url(model_file: ModelFile) -> AsyncIterator[Made]:
     inner = EmbeddedLlamaServer(model_file("smollm2-135m"), context_tokens=512, slots=2, listen_port=0)
-    link = HttpLink("llama-server", await inner.url())
+    link = HttpLink("llama-server", await inner.url(), keep_idle_s=1.0)
     engine = LlamaServerUrlEngine(link, api_key=await inner.api_key())
     yield Made(engine, exact=False)
     await engine.close()
