@@ -106,7 +106,7 @@ class BoundedExecutor:
     @property
     def waiting(self) -> int:
         """Work that no free worker is about to take."""
-        return max(0, len(self._queue) - (self._workers - self._running_here))
+        return max(0, len(self._queue) - max(0, self._workers - self.running))
 
     @property
     def running(self) -> int:
@@ -273,7 +273,8 @@ class BoundedExecutor:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._closed:
+                # A caller that runs its own work counts: more runs at once than workers only fight over the caches.
+                while not self._closed and (not self._queue or self.running >= self._workers):
                     self._changed.wait()
                 if not self._queue:
                     return
@@ -314,7 +315,7 @@ class BoundedExecutor:
             _log.exception("%s: a callback failed", self._name)
 
     def _load(self) -> Load:
-        handed_in = len(self._queue) + self._running_here
+        handed_in = len(self._queue) + self.running
         return Load(waiting=self.waiting, running=min(handed_in, self._workers), workers=self._workers)
 
     def _sample(
