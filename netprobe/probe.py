@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from math import isfinite
 
@@ -9,12 +10,13 @@ from attrs import define, evolve, field
 
 from netprobe.change import DEFAULT_RULES, ChangeRules, Jump, jump, says_nothing
 from netprobe.round_trip import SMALL_BYTES, RoundTrip
-from netprobe.view import UNKNOWN_LINK, LinkView
+from netprobe.view import MAX_RESIDUALS, UNKNOWN_LINK, LinkView
 from netprobe.window import Fit, Pair, Window, fit
 from protocol.clock import Clock
 from protocol.events import Direction, TransferSample
 
 MAX_LINKS = 64
+_LEAST_S = 1e-9
 
 UnderWay = Callable[[], TransferSample | None]
 
@@ -24,6 +26,7 @@ class _Way:
     """One direction of one transport.
 
     doubted: the last transfer was too slow by far and joined no window, since it was given up, or came after a pause.
+    residuals: seconds taken over seconds predicted; a change point keeps them, they are what the link does.
     """
 
     window: Window = field(factory=Window)
@@ -31,6 +34,12 @@ class _Way:
     kind: Jump = "none"
     unfinished: TransferSample | None = None
     doubted: bool = False
+    residuals: deque[float] = field(factory=lambda: deque(maxlen=MAX_RESIDUALS))
+
+    def note(self, line: Fit, pair: Pair) -> None:
+        """Keep how `pair` stood to what was predicted before it; without pairs nothing was."""
+        if line.samples:
+            self.residuals.append(pair.seconds / max(line.seconds_for(pair.size_bytes), _LEAST_S))
 
 
 class LinkProbe:
@@ -114,6 +123,7 @@ class LinkProbe:
             age_s=max(0.0, now_s - pairs[-1].at_s),
             under_way=running,
             in_doubt=way is not None and bool(way.jumps),
+            residuals=tuple(way.residuals) if way is not None else (),
         )
 
     def views(self, direction: Direction = "up", now_s: float | None = None) -> Mapping[str, LinkView]:
@@ -139,6 +149,7 @@ class LinkProbe:
         if says_nothing(pairs, line, pair, sample.idle_before_s, self._rules) and not way.doubted:
             way.doubted = kind == "slower"
             return
+        way.note(line, pair)
         if kind != way.kind:
             way.jumps.clear()
         way.kind = kind
@@ -159,6 +170,8 @@ class LinkProbe:
         pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
         line = fit(pairs, self._round_trips.get(sample.link, RoundTrip()).rtt_s)
         way.doubted = way.doubted or jump(pairs, line, pair, self._rules) == "slower"
+        if pair.seconds > line.seconds_for(pair.size_bytes):
+            way.note(line, pair)
 
     def _way(self, link: str, direction: Direction) -> _Way | None:
         way = self._ways.get((link, direction))

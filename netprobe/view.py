@@ -6,6 +6,8 @@ from attrs import frozen
 
 from protocol.events import TransferSample
 
+MAX_RESIDUALS = 32
+
 
 @frozen
 class LinkView:
@@ -13,7 +15,9 @@ class LinkView:
 
     `samples` is how many transfers stand behind it (0: nothing known), `age_s` the time since the newest,
     `under_way` a transfer that has not ended yet, with the seconds it has taken so far. `in_doubt`: the newest
-    transfer contradicts the window, and one more like it will drop the window.
+    transfer contradicts the window, and one more like it will drop the window. `residuals`: seconds taken over seconds
+    predicted just before, of the last transfers in this direction, newest last, at most MAX_RESIDUALS; one that was
+    given up late counts with the time it had taken.
     """
 
     floor_s: float
@@ -23,6 +27,7 @@ class LinkView:
     age_s: float
     under_way: TransferSample | None = None
     in_doubt: bool = False
+    residuals: tuple[float, ...] = ()
 
     def seconds_for(self, size_bytes: int) -> float:
         """Predicted seconds to move `size_bytes`; infinite when nothing is known or the rate is zero."""

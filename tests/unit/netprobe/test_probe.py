@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netprobe.probe import LinkProbe
+from netprobe.view import MAX_RESIDUALS
 from protocol.clock import FakeClock
 from protocol.events import Direction, TransferSample
 
@@ -92,6 +93,47 @@ def test_two_jumps_the_same_way_drop_the_window(factor: float) -> None:
     assert link.probe.resets == 1
     assert not link.probe.view("cloud", "up", link.clock()).in_doubt
     assert link.predicted(250_000) == pytest.approx(link.truth(250_000), rel=0.25)
+
+
+def test_residuals_say_how_the_link_stood_to_what_was_predicted() -> None:
+    link = Link()
+    for size in (20_000, 200_000, 50_000):
+        link.send(size)
+    view = link.probe.view("cloud")
+    assert len(view.residuals) == 2
+    link.send(100_000, extra_s=0.14)
+    assert link.probe.view("cloud").residuals[-1] == pytest.approx(2.0)
+
+
+def test_residuals_outlive_a_change_point_and_not_a_change_of_the_interface() -> None:
+    link = Link()
+    steady(link)
+    link.rate /= 20
+    link.send(300_000)
+    link.send(200_000)
+    assert link.probe.resets == 1
+    residuals = link.probe.view("cloud").residuals
+    assert len(residuals) == 13
+    assert min(residuals[-2:]) > 3
+    link.probe.reset("cloud")
+    link.send(100_000)
+    assert link.probe.view("cloud").residuals == ()
+
+
+def test_a_transfer_given_up_late_counts_with_what_it_had_taken_and_one_given_up_early_does_not() -> None:
+    link = Link()
+    steady(link)
+    give_up(link, 0.05)
+    assert len(link.probe.view("cloud").residuals) == 11
+    give_up(link, 1.4)
+    assert link.probe.view("cloud").residuals[-1] == pytest.approx(10.0)
+
+
+def test_residuals_are_bounded() -> None:
+    link = Link()
+    for _ in range(5):
+        steady(link)
+    assert len(link.probe.view("cloud").residuals) == MAX_RESIDUALS
 
 
 def test_one_odd_transfer_drops_nothing() -> None:
