@@ -25,12 +25,16 @@ _ORDER = {"device": 0, "cut": 1, "cloud": 2}
 
 @frozen
 class Ranked:
-    """One arm as the planner saw it. `excluded` says why it may not be chosen, empty if it may."""
+    """One arm as the planner saw it. `excluded` says why it may not be chosen, empty if it may.
+
+    link_s: the part of `predicted_s` that is spent on the wire.
+    """
 
     arm: Arm
     predicted_s: float
     objective: float
     excluded: str = ""
+    link_s: float = 0.0
 
 
 @frozen
@@ -119,13 +123,14 @@ def _rank(
 ) -> Ranked:
     wait_s = device_wait_s if cost.arm.kind != "cloud" else 0.0
     trouble = troubles.get(cost.arm.link, "") if cost.arm.link is not None else ""
-    predicted_s = inf if trouble else wait_s + cost.device_s + link_seconds(cost, links) + cost.server_s
+    link_s = inf if trouble else link_seconds(cost, links)
+    predicted_s = wait_s + cost.device_s + link_s + cost.server_s
     excluded = _forbidden(cost, policy) or trouble
     if not excluded and not isfinite(predicted_s):
         excluded = "link unknown: no transfer seen"
     if not excluded and not cost.loaded:
         excluded = "not loaded"
-    return Ranked(cost.arm, predicted_s, _objective(predicted_s, cost, policy.objective), excluded)
+    return Ranked(cost.arm, predicted_s, _objective(predicted_s, cost, policy.objective), excluded, link_s)
 
 
 def _forbidden(cost: ArmCost, policy: SplitPolicy) -> str:

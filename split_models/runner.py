@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.clock import Clock
@@ -23,17 +23,11 @@ from protocol.tensors import Tensor
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.arms import ArmAnswer, Arms, FarEndError, Spent, Work
 from split_models.costs import CostTable
+from split_models.decider import Decider, Decision
 from split_models.plan import ModelPlan
-from split_models.planner import Proposal, exploration, explore_now, propose
+from split_models.planner import Proposal
 from split_models.sanity import finite
-from split_models.switch import Held, hold
-
-PATIENCE_RATIO = 3.0
-PATIENCE_S = 1.0
-"""A link arm that takes this much longer than predicted is given up, and the device answers."""
-
-RESERVE_RATIO = 1.5
-"""Device seconds kept back from the deadline for the fallback, over their estimate."""
+from split_models.switch import Held
 
 HANDS_OFF_S = 0.05
 """Taken off the time that an arm is told it has, so that the link itself ends the transfer and reports how far it came,
@@ -75,28 +69,6 @@ class Answer:
     reason: str
 
 
-@define
-class _Seat:
-    """The held arm of one kind of request: raw ones have no cloud arm and must not unseat that of encoded ones."""
-
-    period_began_s: float
-    held: Held = field(factory=Held)
-    finished: bool = False
-
-
-@define
-class _LinkState:
-    """down: the last attempt failed. looked: was explored once. closed_until_s: the far end is left alone until then.
-    trouble: why one or the other, for people.
-    """
-
-    down: bool = False
-    trouble: str = ""
-    looked: bool = False
-    closed_until_s: float = 0.0
-    silent_requests: int = 0
-
-
 class Runner:
     """Serves one model. For the event loop's thread."""
 
@@ -105,16 +77,18 @@ class Runner:
         self.table = table or CostTable(plan.manifest)
         self._arms = arms
         self._ports = ports
-        self._encoded = _Seat(ports.clock())
-        self._raw = _Seat(ports.clock())
-        self._links: dict[str, _LinkState] = {}
+        self._decider = Decider(ports.clock())
         self._exploring: dict[str, asyncio.Task[None]] = {}
-        self.last: Proposal | None = None
 
     @property
     def held(self) -> Held:
         """What encoded requests use now."""
-        return self._encoded.held
+        return self._decider.held
+
+    @property
+    def last(self) -> Proposal | None:
+        """How the last request saw the arms."""
+        return self._decider.last
 
     def learn(self, measured: Sequence[Measured]) -> None:
         """Take the device's benchmark as priors."""
@@ -126,21 +100,22 @@ class Runner:
         policy = self._ports.policy()
         if policy.deadline_s is not None:
             deadline_s = min(deadline_s, policy.deadline_s)
-        costs = self._costs(work)
-        proposal = propose(costs, self._ports.links(), self._ports.device_wait_s(), policy, self._troubles())
-        self.last = proposal
-        seat = self._raw if work.encoded is None else self._encoded
-        switched = self._switch(seat, proposal, policy, request_id)
-        self._load_ahead(proposal)
-        arm, reason = seat.held.arm, seat.held.reason if switched else proposal.reason
+        costs, encoded = self._costs(work), work.encoded is not None
+        decision = self._decider.decide(
+            costs, self._ports.links(), self._ports.device_wait_s(), policy, began_s, encoded=encoded
+        )
+        if decision.left is not None:
+            self._announce(decision.left, decision, request_id)
+        self._load_ahead(decision.proposal)
+        arm = decision.arm
         self._explore(arm, costs, work, policy)
         try:
-            answer, arm, reason = await self._answer(arm, reason, proposal, work, began_s + deadline_s)
+            answer, arm, reason = await self._answer(decision, work, began_s + deadline_s)
         except MidstreamError as err:
             self._done(request_id, arm, err.code, Spent(), began_s, str(err))
             raise
         finally:
-            seat.finished = True
+            self._decider.finished(encoded=encoded)
         self._learn_from(arm, answer.spent, work)
         self._done(request_id, arm, "ok", answer.spent, began_s, reason)
         return Answer(answer.outputs, arm, answer.digest, answer.spent, reason)
@@ -163,35 +138,14 @@ class Runner:
             {name: self._ports.server_wait_s(name) for name in names},
         )
 
-    def _troubles(self) -> Mapping[str, str]:
-        """Links that failed or sent us away; each counts as unknown until it has answered again."""
-        return {name: state.trouble for name, state in self._links.items() if not self._open(name)}
-
-    def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, request_id: str) -> bool:
-        """Once per sampling period; an arm that may not be used is left at once. True when the arm changed."""
-        now_s = self._ports.clock()
-        current = proposal.of(seat.held.arm)
-        usable = current is not None and not current.excluded
-        elapsed = now_s - seat.period_began_s >= policy.period_s and seat.finished
-        if usable and not elapsed:
-            return False
-        if elapsed:
-            seat.period_began_s, seat.finished = now_s, False
-        before = seat.held.arm
-        seat.held = hold(seat.held, proposal, policy)
-        if seat.held.arm == before:
-            return False
-        self._announce(before, seat.held, request_id)
-        return True
-
-    def _announce(self, before: Arm, held: Held, request_id: str) -> None:
+    def _announce(self, before: Arm, decision: Decision, request_id: str) -> None:
         self._ports.emit(
             ArmSwitched(
                 at_s=self._ports.clock(),
                 model=self.plan.name,
                 source=str(before),
-                target=str(held.arm),
-                reason=held.reason,
+                target=str(decision.arm),
+                reason=decision.reason,
                 request_id=request_id,
             )
         )
@@ -203,12 +157,11 @@ class Runner:
 
     # -- acting --------------------------------------------------------------------------------------------------
 
-    async def _answer(
-        self, arm: Arm, reason: str, proposal: Proposal, work: Work, ends_s: float
-    ) -> tuple[ArmAnswer, Arm, str]:
+    async def _answer(self, decision: Decision, work: Work, ends_s: float) -> tuple[ArmAnswer, Arm, str]:
+        arm, reason, proposal = decision.arm, decision.reason, decision.proposal
         if arm.link is None:
             return await self._on_device(proposal, work, ends_s, reason)
-        budget_s = self._patience_s(arm, proposal, ends_s)
+        budget_s = self._decider.patience_s(arm, proposal, ends_s - self._ports.clock())
         if budget_s <= 0:
             return await self._on_device(proposal, work, ends_s, "no time left to try the link")
         blame: MidstreamError | None = None
@@ -217,7 +170,7 @@ class Runner:
         try:
             async with asyncio.timeout(budget_s):
                 answer = await self._arms.run(arm, self.plan, work, budget_s - min(HANDS_OFF_S, budget_s / 10))
-            self._link(arm.link).down = False
+            self._decider.answered(arm.link)
             return answer, arm, reason
         except TimeoutError:
             blame = failed = LinkTimeout(f"{arm} gave no answer within {budget_s:.2f} s")
@@ -245,33 +198,25 @@ class Runner:
             return await self._arms.run(DEVICE_ARM, self.plan, work, left_s), DEVICE_ARM, reason
         except Full:
             spill = next((e.arm for e in proposal.ranking if e.arm.kind == "cloud" and not e.excluded), None)
-            if spill is None or not self._open(spill.link or ""):
+            if spill is None or not self._decider.open(spill.link or "", self._ports.clock()):
                 raise
             left_s = max(0.001, ends_s - self._ports.clock())
             return await self._arms.run(spill, self.plan, work, left_s), spill, "device full"
 
-    def _patience_s(self, arm: Arm, proposal: Proposal, ends_s: float) -> float:
-        """Seconds for the link, so that the device can still answer before the deadline."""
-        entry, device = proposal.of(arm), proposal.of(DEVICE_ARM)
-        reserve_s = RESERVE_RATIO * device.predicted_s if device else 0.0
-        predicted_s = entry.predicted_s if entry else 0.0
-        left_s = ends_s - self._ports.clock() - reserve_s
-        return min(left_s, max(PATIENCE_RATIO * predicted_s, predicted_s + PATIENCE_S))
-
     def _failed(self, link: str, err: MidstreamError, began_s: float) -> None:
         """Leave `link` alone after an attempt that began at `began_s`."""
-        state, now_s = self._link(link), self._ports.clock()
+        now_s = self._ports.clock()
         if isinstance(err, Full):
-            state.closed_until_s = now_s + min(60.0, err.retry_after_s)
-            state.trouble = "the far end is full"
+            trouble = "the far end is full"
+            self._decider.close(link, now_s + min(60.0, err.retry_after_s), trouble)
         elif isinstance(err, LinkError):
-            state.down = True
-            state.trouble = self._what_failed(link, err, began_s)
+            trouble = self._what_failed(link, err, began_s)
+            self._decider.failed(link, trouble)
         else:
-            state.closed_until_s = now_s + MISFIT_S
-            state.trouble = f"the far end does not fit: {err.message[:100]}"
+            trouble = f"the far end does not fit: {err.message[:100]}"
+            self._decider.close(link, now_s + MISFIT_S, trouble)
             self._ports.stale()
-        _log.info("%s: %s: %s: %s", self.plan.name, link, state.trouble, err)
+        _log.info("%s: %s: %s: %s", self.plan.name, link, trouble, err)
 
     def _what_failed(self, link: str, err: LinkError, began_s: float) -> str:
         """Slow and dead are told apart by whether anything was on its way."""
@@ -282,37 +227,18 @@ class Runner:
             return f"link slow: over {sent.seconds:.1f} s for {sent.size_bytes} bytes"
         return f"link dead: no connection within {self._ports.clock() - began_s:.1f} s"
 
-    def _open(self, link: str) -> bool:
-        """Whether the link answered last time, and its peer does not want to be left alone now."""
-        state = self._link(link)
-        return not state.down and state.closed_until_s <= self._ports.clock()
-
-    def _link(self, name: str) -> _LinkState:
-        return self._links.setdefault(name, _LinkState())
-
     # -- looking at silent links ---------------------------------------------------------------------------------
 
     def _explore(self, arm: Arm, costs: Sequence[ArmCost], work: Work, policy: SplitPolicy) -> None:
-        now_s = self._ports.clock()
-        for name in self._ports.link_names():
-            state = self._link(name)
-            if arm.link == name:
-                state.silent_requests = 0
-                continue
-            state.silent_requests += 1
-            view = self._ports.links().get(name, UNKNOWN_LINK)
-            if name in self._exploring or state.closed_until_s > now_s:
-                continue
-            target = exploration([cost for cost in costs if cost.arm.link == name], policy)
-            if target is None:
-                continue
+        names, now_s = self._ports.link_names(), self._ports.clock()
+        for target in self._decider.looks(arm, names, self._exploring, costs, self._ports.links(), policy, now_s):
+            link = target.arm.link
             if not target.loaded:
                 self._ports.preload(self.plan.head(self.plan.cut(target.arm)))
-            elif explore_now(state.silent_requests, state.looked, view, policy):
-                state.looked = True
-                task = asyncio.create_task(self._look(target.arm, name, work), name=f"explore {name}")
-                self._exploring[name] = task
-                task.add_done_callback(partial(self._looked, name))
+            elif link is not None:
+                task = asyncio.create_task(self._look(target.arm, link, work), name=f"explore {link}")
+                self._exploring[link] = task
+                task.add_done_callback(partial(self._looked, link))
 
     def _looked(self, link: str, task: asyncio.Task[None]) -> None:
         self._exploring.pop(link, None)
@@ -332,7 +258,7 @@ class Runner:
         except MidstreamError as err:  # this device was full or could not read the input: nothing is learnt
             _log.debug("%s: %s was not looked at: %s", self.plan.name, link, err)
         else:
-            self._link(link).down = False
+            self._decider.answered(link)
             self._learn_from(arm, evolve(answer.spent, before_s=0.0, after_s=0.0), own)
 
     # -- reporting -----------------------------------------------------------------------------------------------

@@ -1,0 +1,171 @@
+"""Pure: what a runner decides for the requests of one model: the arm, when to leave it, when to look at a silent link.
+
+Live requests and the replay of a trace drive the same decider; views, costs and time are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from attrs import define, field, frozen
+
+from netprobe.view import UNKNOWN_LINK, LinkView
+from protocol.policy import SplitPolicy
+from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.planner import Proposal, exploration, explore_now, propose
+from split_models.switch import Held, hold
+
+PATIENCE_RATIO = 3.0
+PATIENCE_S = 1.0
+"""A link arm that takes this much longer than predicted is given up, and the device answers."""
+
+RESERVE_RATIO = 1.5
+"""Device seconds kept back from the deadline for the fallback, over their estimate."""
+
+
+@frozen
+class Decision:
+    """What one request does. `left` is the arm that was held until now, when this request brought a switch."""
+
+    arm: Arm
+    reason: str
+    proposal: Proposal
+    left: Arm | None = None
+
+
+@define
+class _Seat:
+    """The held arm of one kind of request: raw ones have no cloud arm and must not unseat that of encoded ones."""
+
+    period_began_s: float
+    held: Held = field(factory=Held)
+    finished: bool = False
+
+
+@define
+class _LinkState:
+    """down: the last attempt failed. looked: was explored once. closed_until_s: the far end is left alone until then.
+    trouble: why one or the other, for people.
+    """
+
+    down: bool = False
+    trouble: str = ""
+    looked: bool = False
+    closed_until_s: float = 0.0
+    silent_requests: int = 0
+
+
+class Decider:
+    """State of one model's decisions. Not thread-safe; `now_s` is monotonic and never goes back."""
+
+    def __init__(self, now_s: float) -> None:
+        self._seats = {True: _Seat(now_s), False: _Seat(now_s)}
+        self._links: dict[str, _LinkState] = {}
+        self.last: Proposal | None = None
+
+    @property
+    def held(self) -> Held:
+        """What encoded requests use now."""
+        return self._seats[True].held
+
+    def decide(
+        self,
+        costs: Sequence[ArmCost],
+        views: Mapping[str, LinkView],
+        device_wait_s: float,
+        policy: SplitPolicy,
+        now_s: float,
+        *,
+        encoded: bool = True,
+    ) -> Decision:
+        """Which arm this request takes; counts as a sampling period when one is over."""
+        proposal = propose(costs, views, device_wait_s, policy, self._troubles(now_s))
+        self.last = proposal
+        seat = self._seats[encoded]
+        left = self._switch(seat, proposal, policy, now_s)
+        reason = seat.held.reason if left is not None else proposal.reason
+        return Decision(seat.held.arm, reason, proposal, left)
+
+    def finished(self, *, encoded: bool = True) -> None:
+        """A request of this kind has ended, well or not."""
+        self._seats[encoded].finished = True
+
+    def looks(
+        self,
+        arm: Arm,
+        names: Sequence[str],
+        busy: Collection[str],
+        costs: Sequence[ArmCost],
+        views: Mapping[str, LinkView],
+        policy: SplitPolicy,
+        now_s: float,
+    ) -> Sequence[ArmCost]:
+        """Arms through which this request also looks at links that it leaves alone; it runs on `arm` itself.
+
+        One that is not loaded must be loaded and not run. busy: links that are being looked at now.
+        """
+        found: list[ArmCost] = []
+        for name in names:
+            state = self._link(name)
+            if arm.link == name:
+                state.silent_requests = 0
+                continue
+            state.silent_requests += 1
+            if name in busy or state.closed_until_s > now_s:
+                continue
+            target = exploration([cost for cost in costs if cost.arm.link == name], policy)
+            if target is None:
+                continue
+            view = views.get(name, UNKNOWN_LINK)
+            if not target.loaded:
+                found.append(target)
+            elif explore_now(state.silent_requests, state.looked, view, policy):
+                state.looked = True
+                found.append(target)
+        return found
+
+    def patience_s(self, arm: Arm, proposal: Proposal, left_s: float) -> float:
+        """Seconds for the link, so that the device can still answer in the `left_s` until the deadline."""
+        entry, device = proposal.of(arm), proposal.of(DEVICE_ARM)
+        reserve_s = RESERVE_RATIO * device.predicted_s if device else 0.0
+        predicted_s = entry.predicted_s if entry else 0.0
+        return min(left_s - reserve_s, max(PATIENCE_RATIO * predicted_s, predicted_s + PATIENCE_S))
+
+    def answered(self, link: str) -> None:
+        """`link` gave an answer: whatever was wrong with it is over."""
+        self._link(link).down = False
+
+    def failed(self, link: str, trouble: str) -> None:
+        """An attempt failed: leave `link` until it has answered again."""
+        state = self._link(link)
+        state.down, state.trouble = True, trouble
+
+    def close(self, link: str, until_s: float, trouble: str) -> None:
+        """The far end of `link` is to be left alone until `until_s`."""
+        state = self._link(link)
+        state.closed_until_s, state.trouble = until_s, trouble
+
+    def open(self, link: str, now_s: float) -> bool:
+        """Whether the link answered last time, and its peer does not want to be left alone now."""
+        state = self._link(link)
+        return not state.down and state.closed_until_s <= now_s
+
+    def _troubles(self, now_s: float) -> Mapping[str, str]:
+        """Links that failed or sent us away; each counts as unknown until it has answered again."""
+        return {name: state.trouble for name, state in self._links.items() if not self.open(name, now_s)}
+
+    def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, now_s: float) -> Arm | None:
+        """Once per sampling period; an arm that may not be used is left at once. The arm before, when it changed."""
+        current = proposal.of(seat.held.arm)
+        usable = current is not None and not current.excluded
+        elapsed = now_s - seat.period_began_s >= policy.period_s and seat.finished
+        if usable and not elapsed:
+            return None
+        if elapsed:
+            seat.period_began_s, seat.finished = now_s, False
+        before = seat.held.arm
+        seat.held = hold(seat.held, proposal, policy)
+        return before if seat.held.arm != before else None
+
+    def _link(self, name: str) -> _LinkState:
+        return self._links.setdefault(name, _LinkState())

@@ -1,0 +1,182 @@
+"""Pure: when a request that waits for a link also starts on the device, and what that may cost.
+
+The link's own statistics (how its last transfers stood to their predictions) give the distribution of the time that
+remains, given that the answer has not come yet. The start of the device is put where the expected time of the first
+answer plus the price of the device seconds is least. The price falls as unspent allowance grows, so that the budget
+goes where it saves most (drift plus penalty: Neely, Stochastic Network Optimization, 2010, chapter 4).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from math import inf, isfinite
+
+from attrs import evolve, frozen
+
+from netprobe.view import LinkView
+from protocol.policy import SplitPolicy
+from split_models.planner import Ranked
+
+PRIOR_RATIOS = (0.8, 1.0, 1.4)
+"""Actual over predicted seconds of a link nobody has measured twice; kept beside what was seen."""
+
+TAIL_WEIGHT = 1.0
+"""Weight of the holes that were not seen, in transfers: one of these beside the last thirty-two."""
+
+TAIL_EXPONENT: float = 1.5
+"""Holes are long in proportion to how long they have lasted already (Pareto); 1.5 expects twice as long again."""
+
+_TAIL_STARTS = (1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
+"""Starts that are tried besides now and the moments seen, over the predicted seconds."""
+
+FREE_RUNS = 8.0
+"""Unspent device runs at which a further one costs nothing; with none left the price is one second per second."""
+
+
+@frozen
+class Hedge:
+    """Start the device arm after `start_in_s` more seconds without an answer: 0 now, infinite never."""
+
+    start_in_s: float
+    reason: str
+
+
+@frozen
+class HedgeBudget:
+    """Device seconds: what a device-only run would have used so far, and what was started as hedges."""
+
+    device_only_s: float = 0.0
+    hedged_s: float = 0.0
+
+    def requested(self, device_s: float) -> HedgeBudget:
+        """One more request, which a device-only run would have answered in `device_s`."""
+        return evolve(self, device_only_s=self.device_only_s + _seconds(device_s))
+
+    def started(self, device_s: float) -> HedgeBudget:
+        """A hedge of `device_s` was started; it counts whole, also when it is cancelled."""
+        return evolve(self, hedged_s=self.hedged_s + _seconds(device_s))
+
+    def allowance_s(self, policy: SplitPolicy) -> float:
+        """Device seconds that hedges may still start; never negative."""
+        return max(0.0, policy.hedge_ratio * self.device_only_s - self.hedged_s)
+
+
+def hedge(
+    entry: Ranked, device: Ranked, view: LinkView, elapsed_s: float, allowance_s: float, policy: SplitPolicy
+) -> Hedge:
+    """When to start the device beside `entry`, which has run `elapsed_s` without an answer.
+
+    May be asked again while the request runs. view: the way up of the entry's link. allowance_s: HedgeBudget's.
+    """
+    refused = _refused(entry, device, allowance_s, policy)
+    if refused:
+        return Hedge(inf, refused)
+    if not isfinite(entry.predicted_s) or (view.residuals and min(view.residuals) == inf):
+        return Hedge(0.0, "the link is not expected to answer")
+    price_s = device.predicted_s * _price(allowance_s / device.predicted_s) + _other_cost_s(device, policy)
+    start_s = _best_start_s(_Remaining.of(entry, view.residuals, elapsed_s), device.predicted_s, price_s)
+    if start_s == inf:
+        return Hedge(inf, "the link is expected to be first")
+    expected_ms = 1e3 * (entry.predicted_s - elapsed_s)
+    return Hedge(max(0.0, start_s - elapsed_s), f"device after {start_s:.2f} s, link expected in {expected_ms:.0f} ms")
+
+
+def _refused(entry: Ranked, device: Ranked, allowance_s: float, policy: SplitPolicy) -> str:
+    if entry.arm.link is None:
+        return "the arm needs no link"
+    if policy.hedge_ratio <= 0:
+        return "hedging is off"
+    if device.excluded or not isfinite(device.predicted_s) or device.predicted_s <= 0:
+        return "the device cannot answer"
+    if _seconds_weight(policy) <= 0:
+        return "the objective does not weigh seconds"
+    if allowance_s < device.predicted_s:
+        return "the allowance is spent"
+    return ""
+
+
+@frozen
+class _Remaining:
+    """When the answer may come, in seconds since the request's start, given that it has not come by `elapsed_s`.
+
+    Moments that were seen weigh one each; `weights` and `sums` accumulate them and their seconds. Holes follow a Pareto
+    law from `from_s` on, with `tail` as their weight.
+    """
+
+    elapsed_s: float
+    moments_s: Sequence[float]
+    sums_s: Sequence[float]
+    usual_s: float
+    from_s: float
+    tail: float
+
+    @classmethod
+    def of(cls, entry: Ranked, residuals: Sequence[float], elapsed_s: float) -> _Remaining:
+        """The moments of `entry` by the link's residuals."""
+        steady_s = max(0.0, entry.predicted_s - entry.link_s)
+        seen = sorted(steady_s + entry.link_s * ratio for ratio in (*residuals, *PRIOR_RATIOS))
+        moments = [at_s for at_s in seen if at_s > elapsed_s]
+        usual_s = max(entry.predicted_s, 1e-6)
+        from_s = max(usual_s, elapsed_s)
+        tail = TAIL_WEIGHT * (usual_s / from_s) ** TAIL_EXPONENT
+        return cls(elapsed_s, moments, [0.0, *accumulate(moments)], usual_s, from_s, tail)
+
+    def expected(self, start_s: float, device_s: float, price_s: float) -> float:
+        """Seconds until the first answer and the price of a start at `start_s`, times the weight of all moments."""
+        ends_s = start_s + device_s
+        before = bisect_right(self.moments_s, ends_s)
+        waiting = len(self.moments_s) - bisect_right(self.moments_s, start_s)
+        seen_s = self.sums_s[before] + (len(self.moments_s) - before) * ends_s + waiting * price_s
+        late: float = (self.from_s / max(start_s, self.from_s)) ** TAIL_EXPONENT
+        return seen_s + self.tail * (self._tail_s(ends_s) + price_s * late)
+
+    def alone(self) -> float:
+        """The same without the device."""
+        return self.sums_s[-1] + self.tail * self.from_s * TAIL_EXPONENT / (TAIL_EXPONENT - 1.0)
+
+    def _tail_s(self, ends_s: float) -> float:
+        """Mean of the lesser of `ends_s` and a Pareto moment."""
+        if ends_s <= self.from_s:
+            return ends_s
+        more: float = 1.0 - (self.from_s / ends_s) ** (TAIL_EXPONENT - 1.0)
+        return self.from_s * (1.0 + more / (TAIL_EXPONENT - 1.0))
+
+
+def _best_start_s(remaining: _Remaining, device_s: float, price_s: float) -> float:
+    """The start, counted from the request's, with the least expected time and price; infinite when none pays.
+
+    A later start saves the price of all answers that come before it, so among the moments seen only they themselves
+    and now need be tried.
+    """
+    tail_starts = (remaining.usual_s * times for times in _TAIL_STARTS)
+    starts = sorted({remaining.elapsed_s, *remaining.moments_s, *tail_starts})
+    best_s, least = inf, remaining.alone()
+    for start_s in starts:
+        if start_s >= remaining.elapsed_s and start_s < inf:
+            cost = remaining.expected(start_s, device_s, price_s)
+            if cost < least:
+                best_s, least = start_s, cost
+    return best_s
+
+
+def _price(runs: float) -> float:
+    """Seconds of waiting that must be saved per device second, with `runs` device runs in hand."""
+    return max(0.0, 1.0 - runs / FREE_RUNS)
+
+
+def _other_cost_s(device: Ranked, policy: SplitPolicy) -> float:
+    """What a start costs besides time (joules), in seconds of the objective."""
+    weight = _seconds_weight(policy)
+    return max(0.0, device.objective / weight - device.predicted_s) if isfinite(device.objective) else inf
+
+
+def _seconds_weight(policy: SplitPolicy) -> float:
+    weights = policy.objective
+    named = any(weights.get(name, 0.0) > 0 for name in ("seconds", "joules", "server_seconds"))
+    return weights.get("seconds", 0.0) if named else 1.0
+
+
+def _seconds(value: float) -> float:
+    return value if 0.0 <= value < inf else 0.0

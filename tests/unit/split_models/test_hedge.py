@@ -1,0 +1,136 @@
+"""The laws of hedging: what it never does, when it starts at once, and that it keeps to its allowance."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netprobe.view import LinkView
+from protocol.policy import SplitPolicy
+from split_models.arm_cost import DEVICE_ARM, Arm
+from split_models.hedge import FREE_RUNS, Hedge, HedgeBudget, hedge
+from split_models.planner import Ranked
+
+CLOUD = Arm("cloud", link="cloud")
+POLICY = SplitPolicy(hedge_ratio=0.25)
+RICH_S = 1e6
+
+seconds = st.floats(0.001, 100.0)
+ratios = st.lists(st.floats(0.05, 50.0), max_size=32).map(tuple)
+
+
+def link_arm(link_s: float, steady_s: float = 0.02) -> Ranked:
+    return Ranked(CLOUD, link_s + steady_s, link_s + steady_s, link_s=link_s)
+
+
+def device_arm(device_s: float) -> Ranked:
+    return Ranked(DEVICE_ARM, device_s, device_s)
+
+
+def view(residuals: tuple[float, ...] = ()) -> LinkView:
+    return LinkView(0.01, 1e6, None, len(residuals), 0.1, residuals=residuals)
+
+
+def ask(
+    link_s: float, device_s: float, residuals: tuple[float, ...], elapsed_s: float, allowance_s: float = RICH_S
+) -> Hedge:
+    return hedge(link_arm(link_s), device_arm(device_s), view(residuals), elapsed_s, allowance_s, POLICY)
+
+
+@given(seconds, seconds, ratios, st.floats(0.0, 100.0), st.floats(0.0, 1e4))
+def test_the_device_arm_is_never_hedged(
+    one_s: float, other_s: float, residuals: tuple[float, ...], elapsed_s: float, allowance_s: float
+) -> None:
+    found = hedge(device_arm(one_s), device_arm(other_s), view(residuals), elapsed_s, allowance_s, POLICY)
+    assert found.start_in_s == inf
+
+
+@given(seconds, seconds, ratios, st.floats(0.0, 100.0), st.floats(0.0, 1e4))
+def test_without_a_budget_nothing_is_hedged(
+    link_s: float, device_s: float, residuals: tuple[float, ...], elapsed_s: float, allowance_s: float
+) -> None:
+    off = evolve(POLICY, hedge_ratio=0.0)
+    asked = hedge(link_arm(link_s), device_arm(device_s), view(residuals), elapsed_s, allowance_s, off)
+    assert asked.start_in_s == inf
+    assert HedgeBudget().requested(device_s).allowance_s(off) == 0.0
+
+
+@given(seconds, seconds, ratios, st.floats(0.0, 100.0), st.floats(0.0, 0.999))
+def test_a_start_must_fit_into_the_allowance(
+    link_s: float, device_s: float, residuals: tuple[float, ...], elapsed_s: float, share: float
+) -> None:
+    assert ask(link_s, device_s, residuals, elapsed_s, share * device_s).start_in_s == inf
+
+
+@given(
+    st.floats(0.0, 1.0),
+    st.lists(st.tuples(seconds, seconds, ratios, st.floats(0.0, 10.0)), min_size=1, max_size=60),
+)
+def test_started_seconds_never_pass_the_share_of_a_device_only_run(
+    share: float, requests: list[tuple[float, float, tuple[float, ...], float]]
+) -> None:
+    policy = evolve(POLICY, hedge_ratio=share)
+    budget = HedgeBudget()
+    for link_s, device_s, residuals, elapsed_s in requests:
+        budget = budget.requested(device_s)
+        allowance_s = budget.allowance_s(policy)
+        found = hedge(link_arm(link_s), device_arm(device_s), view(residuals), elapsed_s, allowance_s, policy)
+        if isfinite(found.start_in_s):
+            budget = budget.started(device_s)
+        assert budget.hedged_s <= share * budget.device_only_s + 1e-9
+
+
+@given(seconds, seconds, st.integers(1, 32), st.floats(0.0, 10.0))
+def test_a_link_that_never_answered_is_hedged_at_once(
+    link_s: float, device_s: float, count: int, elapsed_s: float
+) -> None:
+    assert ask(link_s, device_s, (inf,) * count, elapsed_s).start_in_s == 0.0
+    assert ask(inf, device_s, (), elapsed_s).start_in_s == 0.0
+
+
+@given(seconds, seconds, ratios, st.floats(0.0, 100.0), st.floats(0.0, 20.0), st.floats(0.1, 20.0))
+def test_more_allowance_never_starts_the_device_later(
+    link_s: float, device_s: float, residuals: tuple[float, ...], elapsed_s: float, runs: float, more: float
+) -> None:
+    poor = ask(link_s, device_s, residuals, elapsed_s, runs * device_s)
+    rich = ask(link_s, device_s, residuals, elapsed_s, (runs + more) * device_s)
+    assert rich.start_in_s <= poor.start_in_s
+
+
+@given(seconds, seconds, ratios)
+def test_a_free_start_is_made_at_once(link_s: float, device_s: float, residuals: tuple[float, ...]) -> None:
+    """With enough in hand a device run costs nothing, and an answer in time is never worse than one that may be."""
+    assert ask(link_s, device_s, residuals, 0.0, FREE_RUNS * device_s).start_in_s == 0.0
+
+
+def test_a_slow_device_waits_until_the_link_is_late() -> None:
+    """A hole is noticed by what has not come: at first the link is waited for, then it no longer is."""
+    steady = (0.9, 1.0, 1.1, 1.2) * 8
+    early = ask(0.1, 1.0, steady, 0.0, 4.0)
+    late = ask(0.1, 1.0, steady, 2.0, 4.0)
+    assert early.start_in_s > 0.2
+    assert late.start_in_s == 0.0
+
+
+def test_a_link_with_a_long_tail_is_hedged_sooner() -> None:
+    steady = ask(0.2, 0.4, (0.9, 1.0, 1.1, 1.2) * 8, 0.0, 2.0)
+    wild = ask(0.2, 0.4, (0.5, 0.8, 1.0, 9.0) * 8, 0.0, 2.0)
+    assert wild.start_in_s < steady.start_in_s
+
+
+def test_joules_are_part_of_the_price() -> None:
+    by_energy = evolve(POLICY, objective={"joules": 1.0})
+    assert hedge(link_arm(1.0), device_arm(0.1), view(), 0.0, RICH_S, by_energy).start_in_s == inf
+    mixed = evolve(POLICY, objective={"seconds": 1.0, "joules": 1.0})
+    hungry = Ranked(DEVICE_ARM, 0.1, 0.1 + 500.0)
+    assert hedge(link_arm(1.0), hungry, view((1.0,) * 32), 0.0, RICH_S, mixed).start_in_s == inf
+
+
+@pytest.mark.parametrize("reason", ["not loaded", "link unknown: no transfer seen"])
+def test_a_device_arm_that_may_not_be_used_is_not_started(reason: str) -> None:
+    shut = evolve(device_arm(0.1), excluded=reason)
+    assert hedge(link_arm(5.0), shut, view(), 0.0, RICH_S, POLICY).start_in_s == inf
