@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -50,13 +50,21 @@ class TensorRuntime(Protocol):
 
 @frozen
 class TensorAnswer:
-    """Outputs with where the time went. `digest` names the weights that answered."""
+    """Outputs with where the time went. `digest` names the weights that answered.
+
+    encode_s, decode_s: making and reading bodies here, compression included. up_bytes, down_bytes: bodies as they
+    crossed. All four are 0 where nothing crossed.
+    """
 
     outputs: Sequence[Tensor]
     digest: str
     wait_s: float = 0.0
     compute_s: float = 0.0
     transfers: Sequence[TransferSample] = ()
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    up_bytes: int = 0
+    down_bytes: int = 0
 
 
 class TensorEndpoint(Protocol):
@@ -68,6 +76,15 @@ class TensorEndpoint(Protocol):
 
     def wait_s(self) -> float:
         """Seconds a request that came now would wait before it runs."""
+        ...
+
+
+@runtime_checkable
+class CompressingEndpoint(Protocol):
+    """A far end that may also take compressed bodies."""
+
+    def compressing(self) -> TensorEndpoint | None:
+        """The same far end with zstd bodies; None unless its server said that it takes them."""
         ...
 
 

@@ -1,14 +1,24 @@
-"""TensorEndpoint at the other end of a Link: any Open Inference Protocol v2 server, tensors in binary."""
+"""TensorEndpoint at the other end of a Link: any Open Inference Protocol v2 server, tensors in binary.
+
+zstd bodies go only to a server that lists the extension in GET /v2. That is asked once per connection, beside a request
+and never before one; a link that failed is asked again, since another server may answer behind it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 from urllib.parse import quote
 
-from engines.port import TensorAnswer
+from engines.port import TensorAnswer, TensorEndpoint
 from links.port import Link, Reply
+from protocol import zstd
+from protocol.clock import Clock
 from protocol.errors import (
     BadRequest,
     EngineError,
@@ -21,13 +31,29 @@ from protocol.errors import (
     TooLarge,
 )
 from protocol.events import TransferSample
-from protocol.oip import InferRequest, InferResponse, decode_response, encode_request, error_text
+from protocol.oip import (
+    ZSTD_EXTENSION,
+    InferRequest,
+    InferResponse,
+    decode_response,
+    encode_request,
+    error_text,
+    server_extensions,
+)
 from protocol.tensors import Tensor
 
 RETRY_AFTER_S = 1.0
 """For a server that refuses without saying when to come back."""
 
 MAX_RETRY_AFTER_S = 3600.0
+
+LOOK_S = 5.0
+"""For the answer to GET /v2."""
+
+MAX_HERE_BYTES = 128 << 10
+"""Longer bodies are compressed and inflated in a thread: half a millisecond of the event loop, from here on."""
+
+T = TypeVar("T")
 
 _collected: contextvars.ContextVar[list[TransferSample] | None] = contextvars.ContextVar("collected", default=None)
 
@@ -54,31 +80,101 @@ class RemoteEndpoint:
     transfers from a link whose sink was wrapped by `collecting`.
     """
 
-    def __init__(self, link: Link, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, link: Link, *, headers: Mapping[str, str] | None = None, clock: Clock = time.perf_counter
+    ) -> None:
         self._link = link
         self._headers = dict(headers or {})
+        self._clock = clock
         self._wait_s = 0.0
+        self._extensions: frozenset[str] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._packed = _Compressing(self)
 
     async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
         """Ask the server; see TensorEndpoint. Raises the error that the status means, LinkError for the network's."""
-        headers, body = encode_request(InferRequest(model=model, inputs=tuple(inputs), binary=True))
-        samples: list[TransferSample] = []
-        token = _collected.set(samples)
-        try:
-            reply = await self._link.exchange(
-                f"/v2/models/{quote(model, safe='')}/infer", {**self._headers, **headers}, body, deadline_s
-            )
-        finally:
-            _collected.reset(token)
-        if reply.status != 200:
-            raise error_of(reply, model)
-        return self._answer(decode_response(reply.headers, reply.body), reply, samples)
+        return await self.ask(model, inputs, deadline_s, packed=False)
 
     def wait_s(self) -> float:
         """The wait that the server reported last; 0 before that."""
         return self._wait_s
 
-    def _answer(self, response: InferResponse, reply: Reply, samples: Sequence[TransferSample]) -> TensorAnswer:
+    def compressing(self) -> TensorEndpoint | None:
+        """The same server with zstd bodies both ways; None unless it said that it takes them."""
+        known = self._extensions
+        return self._packed if known is not None and ZSTD_EXTENSION in known else None
+
+    async def learn(self) -> frozenset[str]:
+        """Ask the server for its extensions; none when it does not say. Raises LinkError."""
+        reply = await self._link.exchange("/v2", self._headers, b"", LOOK_S, method="GET")
+        try:
+            found = server_extensions(reply.body) if reply.status == 200 else frozenset[str]()
+        except MidstreamError:
+            found = frozenset[str]()
+        self._extensions = found
+        return found
+
+    async def ask(self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, packed: bool) -> TensorAnswer:
+        """infer(); `packed` sends a zstd body and asks for one. A server that refuses it is asked again without."""
+        began_s = self._clock()
+        headers, body = encode_request(InferRequest(model=model, inputs=tuple(inputs), binary=True))
+        plain = body
+        if packed:
+            body = await _aside(partial(zstd.compress, body), len(body))
+            headers = {**headers, "content-encoding": zstd.NAME, "accept-encoding": zstd.NAME}
+        encode_s = self._clock() - began_s
+        samples: list[TransferSample] = []
+        reply = await self._exchanged(model, headers, body, max(0.001, deadline_s - encode_s), samples)
+        if packed and reply.status in (400, 415):
+            self._extensions = None
+            headers = {name: value for name, value in headers.items() if not name.endswith("-encoding")}
+            body = plain
+            left_s = max(0.001, deadline_s - (self._clock() - began_s))
+            reply = await self._exchanged(model, headers, body, left_s, samples)
+        if reply.status != 200:
+            raise error_of(reply, model)
+        came_s = self._clock()
+        coded = "content-encoding" in reply.headers
+        response = await _aside(partial(decode_response, reply.headers, reply.body), len(reply.body) if coded else 0)
+        seconds = encode_s, self._clock() - came_s
+        return self._answer(response, reply, samples, seconds, len(body))
+
+    async def _exchanged(
+        self, model: str, headers: Mapping[str, str], body: bytes, deadline_s: float, samples: list[TransferSample]
+    ) -> Reply:
+        path = f"/v2/models/{quote(model, safe='')}/infer"
+        token = _collected.set(samples)
+        try:
+            reply = await self._link.exchange(path, {**self._headers, **headers}, body, deadline_s)
+        except LinkError:
+            self._extensions = None
+            raise
+        finally:
+            _collected.reset(token)
+        self._look()
+        return reply
+
+    def _look(self) -> None:
+        """Learn in the background; the task ends with its own deadline, or with the link."""
+        if self._extensions is None and self._looking is None and zstd.available():
+            self._looking = asyncio.create_task(self._looked(), name="extensions")
+
+    async def _looked(self) -> None:
+        try:
+            await self.learn()
+        except MidstreamError:
+            pass  # the next answer looks again
+        finally:
+            self._looking = None
+
+    def _answer(
+        self,
+        response: InferResponse,
+        reply: Reply,
+        samples: Sequence[TransferSample],
+        seconds: tuple[float, float],
+        up_bytes: int,
+    ) -> TensorAnswer:
         told = response.parameters
         digest = told.get("digest")
         self._wait_s = _seconds(told.get("wait_s")) or 0.0
@@ -91,7 +187,29 @@ class RemoteEndpoint:
             wait_s=self._wait_s,
             compute_s=compute_s,
             transfers=tuple(samples),
+            encode_s=seconds[0],
+            decode_s=seconds[1],
+            up_bytes=up_bytes,
+            down_bytes=len(reply.body),
         )
+
+
+class _Compressing:
+    """The endpoint with zstd bodies."""
+
+    def __init__(self, endpoint: RemoteEndpoint) -> None:
+        self._endpoint = endpoint
+
+    async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
+        return await self._endpoint.ask(model, inputs, deadline_s, packed=True)
+
+    def wait_s(self) -> float:
+        return self._endpoint.wait_s()
+
+
+async def _aside(work: Callable[[], T], size_bytes: int) -> T:
+    """Large work in a thread, small work at once: a change of threads costs more than it."""
+    return await asyncio.to_thread(work) if size_bytes > MAX_HERE_BYTES else work()
 
 
 def error_of(reply: Reply, model: str) -> MidstreamError:

@@ -59,6 +59,8 @@ class CutEntry:
     server, `error_ratio` on calibration inputs per codec. `crossing` names the tensors with shape and datatype.
     `wire_bytes` per codec is what one request uploads, `down_bytes` what the tail sends back. A tail whose only output
     is large answers UINT8 with the int8 codec: value = (answer - answer_zero) * answer_scale; scale 0 means as is.
+    `zstd_bytes` and `zstd_down_bytes` are the medians of both bodies when compressed, `zstd_s` the seconds that
+    compressing and inflating them takes on the server; 0: not measured, so not offered.
     """
 
     id: str
@@ -77,6 +79,9 @@ class CutEntry:
     down_bytes: int = 0
     answer_scale: float = 0.0
     answer_zero: int = 0
+    zstd_bytes: int = 0
+    zstd_down_bytes: int = 0
+    zstd_s: float = 0.0
 
 
 @frozen

@@ -29,6 +29,7 @@ from protocol.oip_fields import (
 )
 from protocol.oip_metadata import (
     BINARY_EXTENSION,
+    ZSTD_EXTENSION,
     ModelMetadata,
     decode_metadata,
     encode_metadata,
@@ -41,8 +42,8 @@ from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec, check_tensor
 
 __all__ = [
     "BINARY_EXTENSION", "HEADER_LENGTH", "InferRequest", "InferResponse", "MAX_BODY_BYTES", "MAX_TENSORS",
-    "ModelMetadata", "bytes_elements", "bytes_tensor", "decode_metadata", "decode_request", "decode_response",
-    "encode_metadata", "encode_request", "encode_response", "error_body", "error_text", "inflate",
+    "ModelMetadata", "ZSTD_EXTENSION", "bytes_elements", "bytes_tensor", "decode_metadata", "decode_request",
+    "decode_response", "encode_metadata", "encode_request", "encode_response", "error_body", "error_text", "inflate",
     "server_extensions", "server_metadata",
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from protocol import zstd
 from protocol.errors import EngineError, ProtocolError, TooLarge, Unsupported
 from protocol.tensors import MAX_RANK
 
@@ -19,7 +20,7 @@ MAX_NAME_CHARS = 512
 
 
 def inflate(headers: Mapping[str, str], body: bytes, max_bytes: int) -> bytes:
-    """Undo a gzip or deflate Content-Encoding, never making more than `max_bytes`.
+    """Undo a gzip, deflate or zstd Content-Encoding, never making more than `max_bytes`.
 
     Some HTTP servers inflate on their own and leave the header: a body that begins with JSON is taken as it is.
     """
@@ -28,6 +29,8 @@ def inflate(headers: Mapping[str, str], body: bytes, max_bytes: int) -> bytes:
         raise TooLarge(f"the body has {len(body)} bytes, at most {max_bytes} are taken")
     if encoding in ("", "identity") or body[:1] == b"{":
         return body
+    if encoding == zstd.NAME:
+        return zstd.decompress(body, max_bytes)
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise Unsupported(f"content-encoding {encoding[:32]!r} is not supported", next_step="use gzip or deflate")
     inflater = zlib.decompressobj(wbits=47)  # gzip or zlib by their own headers

@@ -7,12 +7,15 @@ from typing import Any
 
 from attrs import frozen
 
+from protocol import zstd
 from protocol.decode import load_json
 from protocol.errors import MidstreamError
 from protocol.oip_fields import MAX_HEADER_BYTES, as_list, as_object, as_shape, as_text, dump
 from protocol.tensors import TensorSpec
 
 BINARY_EXTENSION = "binary_tensor_data"
+ZSTD_EXTENSION = zstd.NAME
+"""Ours: request bodies may come, and answers be asked for, with content-encoding zstd."""
 
 
 @frozen

@@ -25,6 +25,7 @@ class SplitPolicy:
     ratio: a new arm must be better than the held one by this factor (0.15 = 15 %) ...
     periods: ... for this many sampling periods in a row, before the switch.
     period_s: length of a sampling period; a period also lasts until a request has finished.
+    codecs: forms in which an activation may cross; compressing one changes no bit and needs no leave of its own.
     explore_one_in: when the held arm silences the link, one request in N goes through it (0: never).
     hedge_ratio: share of device seconds that hedges may start.
     """
@@ -35,7 +36,7 @@ class SplitPolicy:
     ratio: float = 0.15
     periods: int = 3
     period_s: float = 0.5
-    codecs: tuple[str, ...] = ("raw", "int8")
+    codecs: tuple[str, ...] = ("raw", "fp16", "int8")
     max_error_ratio: float = 0.02
     explore_one_in: int = 20
     hedge_ratio: float = 0.0

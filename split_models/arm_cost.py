@@ -6,6 +6,9 @@ from typing import Literal
 
 from attrs import frozen
 
+ZSTD_SUFFIX = "+zstd"
+"""After a codec's name: the same head and tail, with compressed bodies on the wire."""
+
 
 @frozen
 class Arm:
@@ -15,6 +18,16 @@ class Arm:
     cut: str | None = None
     codec: str | None = None
     link: str | None = None
+
+    @property
+    def form(self) -> str | None:
+        """The codec inside the graphs."""
+        return self.codec.removesuffix(ZSTD_SUFFIX) if self.codec is not None else None
+
+    @property
+    def compressed(self) -> bool:
+        """Whether bodies are compressed on the wire."""
+        return self.codec is not None and self.codec.endswith(ZSTD_SUFFIX)
 
     def __str__(self) -> str:
         return f"cut:{self.cut}:{self.codec}" if self.kind == "cut" else self.kind

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from engines.port import TensorAnswer, TensorEndpoint
+from engines.port import CompressingEndpoint, TensorAnswer, TensorEndpoint
 from protocol.clock import Clock
 from protocol.errors import EngineError, LinkError, MidstreamError
 from protocol.oip import bytes_tensor
@@ -119,8 +119,8 @@ class Arms:
             wire_s=_wire_seconds(tail, elapsed_s),
             server_s=tail.compute_s,
             after_s=after_s,
-            up_bytes=sum(tensor.size_bytes for tensor in head.outputs),
-            down_bytes=sum(tensor.size_bytes for tensor in tail.outputs),
+            up_bytes=tail.up_bytes or sum(tensor.size_bytes for tensor in head.outputs),
+            down_bytes=tail.down_bytes or sum(tensor.size_bytes for tensor in tail.outputs),
         )
         return ArmAnswer(after, tail.digest or plan.manifest.digest, spent)
 
@@ -180,13 +180,18 @@ class Arms:
         remote = self._remotes(arm.link) if arm.link else None
         if remote is None:
             raise EngineError(f"nobody answers at the far end of {arm.link}", next_step="the device answers meanwhile")
-        return remote
+        return compressing(remote) or remote if arm.compressed else remote
 
     def _left(self, ends_s: float) -> float:
         left_s = ends_s - self._clock()
         if left_s <= 0:
             raise EngineError("the deadline passed before the model ran", next_step="allow more time")
         return left_s
+
+
+def compressing(endpoint: TensorEndpoint) -> TensorEndpoint | None:
+    """The same far end with compressed bodies; None where it does not take them."""
+    return endpoint.compressing() if isinstance(endpoint, CompressingEndpoint) else None
 
 
 async def timed(compute: Compute, clock: Clock, fn: Callable[..., T], *args: Any) -> tuple[T, float]:

@@ -1,6 +1,7 @@
-"""Wire forms of an activation: raw (as computed) and int8 (UINT8, scale and zero point per channel, in the graph).
+"""Wire forms of an activation: raw (as computed), fp16, and int8 (UINT8, scale and zero point per channel).
 
-Per channel, because the ranges of one layer's channels differ by orders of magnitude.
+fp16 and int8 live in the graphs: heads end in them, tails begin by undoing them. Per channel, because the ranges of one
+layer's channels differ by orders of magnitude. `+zstd` after a name: the same head and tail, with compressed bodies.
 """
 
 from __future__ import annotations
@@ -20,16 +21,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RAW = "raw"
+FP16 = "fp16"
 INT8 = "int8"
-CODECS = (RAW, INT8)
+CODECS = (RAW, FP16, INT8)
+"""In the graph."""
+
+FP16_MAX = 65504.0
+"""Beyond it a value is cut off, so that it never becomes infinite on the wire."""
 
 
 @frozen
 class Affine:
-    """value = (code - zero) * scale, code in 0..255; one pair per channel (axis 1), or a single pair for all."""
+    """value = (code - zero) * scale, code in 0..255; one pair per channel along `axis`, or a single pair for all."""
 
     scales: tuple[float, ...]
     zeros: tuple[int, ...]
+    axis: int = 1
+
+    def along(self, rank: int) -> tuple[int, ...]:
+        """The shape in which the pairs spread over a tensor of that rank."""
+        if len(self.scales) == 1:
+            return (1,) * rank
+        return tuple(len(self.scales) if place == self.axis % rank else 1 for place in range(rank))
 
 
 def check_codec(codec: str) -> str:
@@ -39,10 +52,10 @@ def check_codec(codec: str) -> str:
     return codec
 
 
-def affine_for(lows: Sequence[float], highs: Sequence[float]) -> Affine:
+def affine_for(lows: Sequence[float], highs: Sequence[float], axis: int = 1) -> Affine:
     """Pairs that cover [low, high] of each channel and represent 0 exactly (padding and ReLU depend on it)."""
     pairs = [_pair(low, high) for low, high in zip(lows, highs, strict=True)]
-    return Affine(scales=tuple(scale for scale, _ in pairs), zeros=tuple(zero for _, zero in pairs))
+    return Affine(scales=tuple(scale for scale, _ in pairs), zeros=tuple(zero for _, zero in pairs), axis=axis)
 
 
 def _pair(low: float, high: float) -> tuple[float, int]:
@@ -58,7 +71,21 @@ def _pair(low: float, high: float) -> tuple[float, int]:
 def wire_bytes(codec: str, crossing: Sequence[tuple[str, str, tuple[int, ...]]]) -> int:
     """Bytes that one request uploads: data only; the envelope's few hundred bytes are the link's business."""
     check_codec(codec)
-    return sum(prod(shape) * (DATATYPE_BYTES[datatype] if codec == RAW else 1) for _, datatype, shape in crossing)
+    return sum(prod(shape) * _element_bytes(codec, datatype) for _, datatype, shape in crossing)
+
+
+def _element_bytes(codec: str, datatype: str) -> int:
+    """fp16 and int8 are for FP32; whatever else crosses goes as it is."""
+    if datatype != "FP32" or codec == RAW:
+        return DATATYPE_BYTES[datatype]
+    return 2 if codec == FP16 else 1
+
+
+def halve(values: NDArray[np.float32]) -> NDArray[np.float16]:
+    """What the head's last operators do with fp16: cut off what is out of range, then round to nearest."""
+    import numpy as np
+
+    return np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)
 
 
 def quantise(values: NDArray[np.float32], affine: Affine) -> NDArray[np.uint8]:
@@ -79,5 +106,5 @@ def dequantise(tensor: Tensor, affine: Affine) -> Tensor:
 def _along_channels(affine: Affine, rank: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     import numpy as np
 
-    shape = (1, -1) + (1,) * (rank - 2) if len(affine.scales) > 1 else (1,) * rank
+    shape = affine.along(rank)
     return np.array(affine.scales, "f4").reshape(shape), np.array(affine.zeros, "f4").reshape(shape)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from profiles.rates import WINDOW, Slowdowns
 from protocol.device import Measured
 from protocol.models import BundleManifest, CutEntry
-from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.arm_cost import DEVICE_ARM, ZSTD_SUFFIX, Arm, ArmCost
 
 Side = Literal["device", "server"]
 
@@ -28,6 +28,12 @@ SETTLING_RUNS = 3
 
 ENVELOPE_BYTES = 400
 """Headers and the JSON part around one request's tensors."""
+
+PACKED_GAIN = 0.2
+"""Weight of the newest compressed size."""
+
+WORTH_PACKING_RATIO = 0.95
+"""Compressed forms that save less than a twentieth are no arms: float32 hardly shrinks."""
 
 
 @define
@@ -66,6 +72,8 @@ class CostTable:
     ) -> None:
         self._manifest = manifest
         self._watts = watts
+        self._speed_ratio = speed_ratio
+        self._packed_bytes: dict[tuple[str | None, str | None], tuple[float, float]] = {}
         self._slowdowns: dict[Side, Slowdowns] = {"device": slowdowns or Slowdowns(), "server": Slowdowns()}
         around_s = max(0.0, manifest.cloud_s - manifest.whole_s) / 2 * speed_ratio
         whole_s = manifest.whole_s * speed_ratio
@@ -114,6 +122,12 @@ class CostTable:
         entry.seen.append(seconds)
         entry.seen_at = self._factor(side, entry)
 
+    def observe_packed(self, arm: Arm, up_bytes: int, down_bytes: int) -> None:
+        """What the compressed bodies of a live request weighed; a moving mean, for pictures differ."""
+        key = (arm.cut, arm.form)
+        up, down = self._packed_bytes.get(key, (float(up_bytes), float(down_bytes)))
+        self._packed_bytes[key] = (up + PACKED_GAIN * (up_bytes - up), down + PACKED_GAIN * (down_bytes - down))
+
     def _settle(self, side: Side, part: str, seconds: float) -> None:
         """The prior was a guess: the part's own runs replace it, and the whole's also correct unseen heads."""
         entry = self._parts[side][part]
@@ -140,11 +154,14 @@ class CostTable:
         links: Sequence[str],
         loaded: Callable[[str, str], bool],
         server_wait_s: Mapping[str, float] | None = None,
+        *,
+        zstd: Callable[[str], bool] = lambda link: False,
     ) -> Sequence[ArmCost]:
         """The arms of one request.
 
         encoded_bytes: size of the encoded input, None for raw tensors (no cloud arm, no recipe). loaded: whether the
-        head (cut id, codec) is loaded. server_wait_s: queue at the far end of each link.
+        head (cut id, codec) is loaded. server_wait_s: queue at the far end of each link. zstd: whether
+        a link's far end takes compressed bodies.
         """
         encoded = encoded_bytes is not None
         around_s = self.seconds("device", "before") + self.seconds("device", "after") if encoded else 0.0
@@ -152,7 +169,11 @@ class CostTable:
         found = [ArmCost(DEVICE_ARM, device_s=device_s, joules=self._watts * device_s)]
         for link in links:
             wait_s = (server_wait_s or {}).get(link, 0.0)
-            found += [self._cut(cut, link, around_s, wait_s, loaded(cut.id, cut.codec)) for cut in self._manifest.cuts]
+            cuts = [self._cut(cut, link, around_s, wait_s, loaded(cut.id, cut.codec)) for cut in self._manifest.cuts]
+            found += cuts
+            if zstd(link):
+                packed = map(self._packed, self._manifest.cuts, cuts)
+                found += [cost for cost in packed if cost is not None]
             if encoded_bytes is not None:
                 found.append(self._cloud(encoded_bytes, link, wait_s))
         return found
@@ -168,6 +189,22 @@ class CostTable:
             joules=self._watts * device_s,
             error_ratio=cut.error_ratio,
             loaded=loaded,
+        )
+
+    def _packed(self, cut: CutEntry, plain: ArmCost) -> ArmCost | None:
+        """The same cut with compressed bodies: the sizes that were seen last, else those of calibration."""
+        up, down = self._packed_bytes.get((cut.id, cut.codec)) or (cut.zstd_bytes, cut.zstd_down_bytes)
+        if up <= 0 or up + down > WORTH_PACKING_RATIO * (plain.up_bytes + plain.down_bytes):
+            return None
+        here_s = cut.zstd_s * self._speed_ratio
+        return evolve(
+            plain,
+            arm=evolve(plain.arm, codec=cut.codec + ZSTD_SUFFIX),
+            device_s=plain.device_s + here_s,
+            up_bytes=round(up) + ENVELOPE_BYTES,
+            down_bytes=round(down) + ENVELOPE_BYTES,
+            server_s=plain.server_s + cut.zstd_s,
+            joules=plain.joules + self._watts * here_s,
         )
 
     def _cloud(self, encoded_bytes: int, link: str, wait_s: float) -> ArmCost:

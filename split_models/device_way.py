@@ -16,7 +16,7 @@ from protocol.device import Measured
 from protocol.durable import read_durable, write_durable
 from protocol.errors import EngineError, MidstreamError, NotFound, ProtocolError
 from protocol.models import BUNDLE_SCHEMA, BundleManifest, CatalogueEntry, CutEntry
-from split_models.arms import Arms
+from split_models.arms import Arms, compressing
 from split_models.bundle_client import BundleClient, kept_as
 from split_models.bundle_files import files_of, parse_manifest
 from split_models.costs import CostTable
@@ -198,6 +198,7 @@ class DeviceWay:
             device_wait_s=ports.local.wait_s,
             server_wait_s=lambda name: remote.endpoint.wait_s() if (remote := ports.remotes().get(name)) else 0.0,
             loaded=ports.local.loaded,
+            zstd=self._takes_zstd,
             preload=self._preload,
             stale=self._wake.set,
             emit=ports.emit,
@@ -207,6 +208,10 @@ class DeviceWay:
     def _endpoint(self, name: str) -> TensorEndpoint | None:
         remote = self._ports.remotes().get(name)
         return remote.endpoint if remote is not None else None
+
+    def _takes_zstd(self, link: str) -> bool:
+        endpoint = self._endpoint(link)
+        return endpoint is not None and compressing(endpoint) is not None
 
     def _preload(self, name: str) -> None:
         now_s = self._ports.clock()

@@ -15,10 +15,12 @@ from functools import partial
 from typing import TypeVar
 
 from links.port import Request, Response, Route
+from protocol import zstd
 from protocol.errors import BadRequest, Loading, MidstreamError, NotFound
 from protocol.oip import (
     BINARY_EXTENSION,
     MAX_BODY_BYTES,
+    ZSTD_EXTENSION,
     InferRequest,
     InferResponse,
     decode_request,
@@ -67,7 +69,7 @@ class Front:
         return found
 
     async def _server(self, request: Request) -> Response:
-        return Response(headers=JSON, body=server_metadata(_version(), (BINARY_EXTENSION,)))
+        return Response(headers=JSON, body=server_metadata(_version(), _extensions()))
 
     async def _live(self, request: Request) -> Response:
         return Response(headers=JSON, body=b'{"live":true}')
@@ -144,8 +146,10 @@ def _answer(asked: InferRequest, served: Served, told_id: str, headers: Mapping[
 def _compressed(accepted: str, body: bytes) -> tuple[dict[str, str], bytes]:
     """Only for a client that asks for exactly one coding: general clients list all of them and want none."""
     wanted = accepted.strip().lower()
-    if len(body) < _MIN_COMPRESSED_BYTES or wanted not in ("gzip", "deflate"):
+    if len(body) < _MIN_COMPRESSED_BYTES or wanted not in ("gzip", "deflate", zstd.NAME):
         return {}, body
+    if wanted == zstd.NAME:
+        return ({"content-encoding": wanted}, zstd.compress(body)) if zstd.available() else ({}, body)
     packed = gzip.compress(body, compresslevel=1) if wanted == "gzip" else zlib.compress(body, level=1)
     return {"content-encoding": wanted}, packed
 
@@ -174,6 +178,10 @@ def _guarded(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
             return Response(status=status, headers=headers, body=body)
 
     return guarded
+
+
+def _extensions() -> tuple[str, ...]:
+    return (BINARY_EXTENSION, ZSTD_EXTENSION) if zstd.available() else (BINARY_EXTENSION,)
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""Cut a prepared ONNX model into a head and a tail, each a model of its own; int8 lives inside the graphs.
+"""Cut a prepared ONNX model into a head and a tail, each a model of its own; fp16 and int8 live inside the graphs.
 
 With int8 the head ends in QuantizeLinear and the tail begins with DequantizeLinear, so any server that speaks the Open
 Inference Protocol can run the tail, and compression needs no code there. Ranges per channel are a multiplication and
@@ -7,14 +7,15 @@ an addition before and after: the operators take a scale per channel only from o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import field, frozen
 
 from protocol.errors import EngineError
-from split_models.codec import INT8, Affine, check_codec
+from split_models.codec import FP16, FP16_MAX, INT8, RAW, Affine, check_codec
 from split_models.cuts import Cut
+from split_models.graph import GraphTensor
 from split_models.onnx_files import onnx_module, to_bytes
 from split_models.prepare_onnx import Prepared
 
@@ -38,19 +39,20 @@ class Partitioner:
         self._prepared = prepared
         self._extractor = onnx_module().utils.Extractor(prepared.proto)
 
-    def split(self, cut: Cut, codec: str, wire: Affine | None = None, answer: Affine | None = None) -> Parts:
-        """Head and tail of `cut`. int8 needs `wire`; `answer` also quantises the tail's single output."""
+    def split(
+        self, cut: Cut, codec: str, affine: Mapping[str, Affine] | None = None, answer: Affine | None = None
+    ) -> Parts:
+        """Head and tail of `cut`. int8 needs the `affine` of each FP32 tensor that crosses, by name.
+
+        With int8 `answer` also quantises the tail's single output. Tensors that are not FP32 cross as they are.
+        """
         check_codec(codec)
         names = [tensor.name for tensor in cut.crossing]
         head = self._extract([tensor.name for tensor in self._prepared.graph.inputs], names)
         tail = self._extract(names, [tensor.name for tensor in self._prepared.graph.outputs])
-        crossing = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in cut.crossing)
-        if codec == INT8:
-            if wire is None:
-                raise AssertionError("int8 needs the range of the crossing tensor")
-            crossing = (_quantise_seam(head, tail, cut, wire),)
-            if answer is not None:
-                _quantise_answer(tail, answer)
+        crossing = tuple(_seam(head, tail, tensor, codec, affine or {}) for tensor in cut.crossing)
+        if codec == INT8 and answer is not None:
+            _quantise_answer(tail, answer)
         return Parts(head=to_bytes(head), tail=to_bytes(tail), crossing=crossing)
 
     def with_outputs(self, names: list[str]) -> bytes:
@@ -69,14 +71,54 @@ class Partitioner:
         return model
 
 
-def _quantise_seam(head: Any, tail: Any, cut: Cut, wire: Affine) -> tuple[str, str, tuple[int, ...]]:
-    (tensor,) = cut.crossing
-    if tensor.datatype != "FP32":
-        raise EngineError(f"{tensor.name!r} is {tensor.datatype}; int8 is for FP32", next_step="use the raw codec")
+def _seam(
+    head: Any, tail: Any, tensor: GraphTensor, codec: str, affine: Mapping[str, Affine]
+) -> tuple[str, str, tuple[int, ...]]:
+    """Put one tensor's wire form at the end of the head and at the beginning of the tail."""
     name = tensor.name + _WIRE
-    _append_quantize(head, tensor.name, name, tensor.shape, wire)
-    _prepend_dequantize(tail, tensor.name, name, tensor.shape, wire)
-    return (name, "UINT8", tensor.shape)
+    if codec == RAW or tensor.datatype != "FP32":
+        return tensor.name, tensor.datatype, tensor.shape
+    if codec == FP16:
+        _append_halving(head, tensor.name, name, tensor.shape)
+        _prepend_widening(tail, tensor.name, name, tensor.shape)
+        return name, "FP16", tensor.shape
+    if tensor.name not in affine:
+        raise AssertionError(f"int8 needs the range of {tensor.name!r}")
+    _append_quantize(head, tensor.name, name, tensor.shape, affine[tensor.name])
+    _prepend_dequantize(tail, tensor.name, name, tensor.shape, affine[tensor.name])
+    return name, "UINT8", tensor.shape
+
+
+def _append_halving(head: Any, source: str, target: str, shape: tuple[int, ...]) -> None:
+    """Clip, so that a large value stays finite, and Cast."""
+    onnx = onnx_module()
+    node, clipped = onnx.helper.make_node, f"{target}_clipped"
+    version = next((opset.version for opset in head.opset_import if opset.domain == ""), 1)
+    if version < 11:
+        clip = node("Clip", [source], [clipped], min=-FP16_MAX, max=FP16_MAX)
+    else:
+        ends = [f"{target}_min", f"{target}_max"]
+        for end, value in zip(ends, (-FP16_MAX, FP16_MAX), strict=True):
+            head.graph.initializer.append(onnx.helper.make_tensor(end, onnx.TensorProto.FLOAT, (), [value]))
+        clip = node("Clip", [source, *ends], [clipped])
+    head.graph.node.extend([clip, node("Cast", [clipped], [target], to=onnx.TensorProto.FLOAT16)])
+    _replace(head.graph.output, source, target, onnx.TensorProto.FLOAT16, shape)
+
+
+def _prepend_widening(tail: Any, target: str, source: str, shape: tuple[int, ...]) -> None:
+    onnx = onnx_module()
+    tail.graph.node.insert(0, onnx.helper.make_node("Cast", [source], [target], to=onnx.TensorProto.FLOAT))
+    _replace(tail.graph.input, target, source, onnx.TensorProto.FLOAT16, shape)
+
+
+def _replace(values: Any, old: str, new: str, kind: int, shape: tuple[int, ...]) -> None:
+    """Put a port in another's place; the others keep theirs."""
+    onnx = onnx_module()
+    for value in values:
+        if value.name == old:
+            value.CopyFrom(onnx.helper.make_tensor_value_info(new, kind, shape))
+            return
+    raise AssertionError(f"there is no port {old!r}")
 
 
 def _append_quantize(model: Any, source: str, target: str, shape: tuple[int, ...], affine: Affine) -> None:
@@ -84,17 +126,15 @@ def _append_quantize(model: Any, source: str, target: str, shape: tuple[int, ...
     node = onnx.helper.make_node
     scale, zero = _unit(model, target, affine)
     if len(affine.scales) > 1:
-        inverse = _per_channel(model, f"{target}_inverse", [1.0 / s for s in affine.scales], len(shape))
-        zeros = _per_channel(model, f"{target}_zeros", affine.zeros, len(shape))
+        inverse = _per_channel(model, f"{target}_inverse", [1.0 / s for s in affine.scales], shape, affine)
+        zeros = _per_channel(model, f"{target}_zeros", affine.zeros, shape, affine)
         scaled, shifted = f"{target}_scaled", f"{target}_shifted"
         model.graph.node.extend([node("Mul", [source, inverse], [scaled]), node("Add", [scaled, zeros], [shifted])])
-        source, kept_source = shifted, source
+        kept, source = source, shifted
     else:
-        kept_source = source
+        kept = source
     model.graph.node.append(node("QuantizeLinear", [source, scale, zero], [target]))
-    kept = [value for value in model.graph.output if value.name != kept_source]
-    del model.graph.output[:]
-    model.graph.output.extend([*kept, onnx.helper.make_tensor_value_info(target, onnx.TensorProto.UINT8, shape)])
+    _replace(model.graph.output, kept, target, onnx.TensorProto.UINT8, shape)
 
 
 def _prepend_dequantize(model: Any, target: str, source: str, shape: tuple[int, ...], affine: Affine) -> None:
@@ -102,8 +142,8 @@ def _prepend_dequantize(model: Any, target: str, source: str, shape: tuple[int, 
     node = onnx.helper.make_node
     scale, zero = _unit(model, source, affine)
     if len(affine.scales) > 1:
-        scales = _per_channel(model, f"{source}_scales", affine.scales, len(shape))
-        zeros = _per_channel(model, f"{source}_zeros", affine.zeros, len(shape))
+        scales = _per_channel(model, f"{source}_scales", affine.scales, shape, affine)
+        zeros = _per_channel(model, f"{source}_zeros", affine.zeros, shape, affine)
         codes, shifted = f"{source}_codes", f"{source}_shifted"
         first = [
             node("DequantizeLinear", [source, scale, zero], [codes]),
@@ -112,12 +152,9 @@ def _prepend_dequantize(model: Any, target: str, source: str, shape: tuple[int, 
         ]
     else:
         first = [node("DequantizeLinear", [source, scale, zero], [target])]
-    rest = list(model.graph.node)
-    del model.graph.node[:]
-    model.graph.node.extend([*first, *rest])
-    kept = [value for value in model.graph.input if value.name != target]
-    del model.graph.input[:]
-    model.graph.input.extend([*kept, onnx.helper.make_tensor_value_info(source, onnx.TensorProto.UINT8, shape)])
+    for index, operator in enumerate(first):
+        model.graph.node.insert(index, operator)
+    _replace(model.graph.input, target, source, onnx.TensorProto.UINT8, shape)
 
 
 def _quantise_answer(tail: Any, answer: Affine) -> None:
@@ -148,8 +185,8 @@ def _unit(model: Any, name: str, affine: Affine) -> tuple[str, str]:
     return scale, zero
 
 
-def _per_channel(model: Any, name: str, values: Sequence[float], rank: int) -> str:
+def _per_channel(model: Any, name: str, values: Sequence[float], shape: tuple[int, ...], affine: Affine) -> str:
     onnx = onnx_module()
-    shape = (1, len(values)) + (1,) * (rank - 2)
-    model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, shape, values))
+    along = affine.along(len(shape))
+    model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, along, values))
     return name

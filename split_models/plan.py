@@ -39,7 +39,7 @@ class ModelPlan:
     def cut(self, arm: Arm) -> CutEntry:
         """The offered cut that an arm means. Raises EngineError when the bundle no longer has it."""
         for entry in self.manifest.cuts:
-            if (entry.id, entry.codec) == (arm.cut, arm.codec):
+            if (entry.id, entry.codec) == (arm.cut, arm.form):
                 return entry
         raise EngineError(
             f"{self.name} has no cut {arm.cut} with codec {arm.codec}", next_step="fetch the bundle again"

@@ -136,8 +136,8 @@ def _rank(
 def _forbidden(cost: ArmCost, policy: SplitPolicy) -> str:
     if cost.arm.kind == "cloud" and not policy.raw_input_leaves:
         return "raw input may not leave"
-    if cost.arm.kind == "cut" and cost.arm.codec not in policy.codecs:
-        return f"codec {cost.arm.codec} not allowed"
+    if cost.arm.kind == "cut" and cost.arm.form not in policy.codecs:
+        return f"codec {cost.arm.form} not allowed"
     if cost.error_ratio > policy.max_error_ratio:
         return "error over the maximum"
     return ""

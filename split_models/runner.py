@@ -44,7 +44,10 @@ _log = logging.getLogger("midstream.split")
 
 @frozen
 class RunnerPorts:
-    """What a runner needs from its house. `links` names views by link, with planner.DOWN appended for the way down."""
+    """What a runner needs from its house. `links` names views by link, with planner.DOWN appended for the way down.
+
+    zstd: whether the far end of a link takes compressed bodies.
+    """
 
     policy: Callable[[], SplitPolicy]
     links: Callable[[], Mapping[str, LinkView]]
@@ -56,6 +59,7 @@ class RunnerPorts:
     stale: Callable[[], None]
     emit: Emit
     clock: Clock
+    zstd: Callable[[str], bool] = lambda link: False
 
 
 @frozen
@@ -136,6 +140,7 @@ class Runner:
             names,
             lambda cut, codec: self._ports.loaded(self._head_name(cut, codec)),
             {name: self._ports.server_wait_s(name) for name in names},
+            zstd=self._ports.zstd,
         )
 
     def _announce(self, before: Arm, decision: Decision, request_id: str) -> None:
@@ -272,8 +277,10 @@ class Runner:
         if arm.kind == "device":
             table.observe("device", "whole", spent.compute_s)
         elif arm.kind == "cut":
-            table.observe("device", f"head:{arm.cut}:{arm.codec}", spent.compute_s)
-            table.observe("server", f"tail:{arm.cut}:{arm.codec}", spent.server_s)
+            table.observe("device", f"head:{arm.cut}:{arm.form}", spent.compute_s)
+            table.observe("server", f"tail:{arm.cut}:{arm.form}", spent.server_s)
+            if arm.compressed:
+                table.observe_packed(arm, spent.up_bytes, spent.down_bytes)
         else:
             table.observe("server", "cloud", spent.server_s)
 

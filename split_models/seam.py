@@ -9,7 +9,7 @@ from engines.arrays import to_array, to_tensor
 from engines.port import TensorModel, TensorRuntime
 from protocol.tensors import Tensor
 from split_models.calibration import Calibration
-from split_models.codec import INT8, Affine, dequantise, quantise
+from split_models.codec import FP16, INT8, Affine, dequantise, halve, quantise
 from split_models.cuts import Cut
 from split_models.offer import GOOD_ERROR_RATIO
 from split_models.partition_onnx import Partitioner, Parts
@@ -46,15 +46,21 @@ class Seam:
             self._affines[name] = self.calibration.affine(name)
         return self._affines[name]
 
+    def affines(self, cut: Cut) -> dict[str, Affine]:
+        """The same by tensor, as the partitioner takes them."""
+        return {cut.crossing[0].name: self.affine(cut)}
+
     def parts(self, cut: Cut, codec: str) -> Parts:
         """Head and tail files of a cut."""
         if codec != INT8:
             return self._partitioner.split(cut, codec)
-        return self._partitioner.split(cut, codec, self.affine(cut), self.answer)
+        return self._partitioner.split(cut, codec, self.affines(cut), self.answer)
 
     def sent(self, crossing: Mapping[str, Tensor], cut: Cut, codec: str, parts: Parts) -> list[Tensor]:
         """What a head would send for these activations."""
         tensor = crossing[cut.crossing[0].name]
+        if codec == FP16:
+            return [to_tensor(parts.crossing[0][0], halve(to_array(tensor)))]
         if codec != INT8:
             return [tensor]
         return [to_tensor(parts.crossing[0][0], quantise(to_array(tensor), self.affine(cut)))]

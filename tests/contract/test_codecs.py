@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from engines.arrays import to_array, to_tensor
-from split_models.codec import CODECS, INT8, RAW, Affine, affine_for, dequantise, quantise, wire_bytes
+from split_models.codec import CODECS, FP16, INT8, RAW, Affine, affine_for, dequantise, halve, quantise, wire_bytes
 
 values = npst.arrays(
     np.float32,
@@ -28,6 +28,11 @@ def through(codec: str, array: np.ndarray) -> tuple[np.ndarray, int, float]:
     if codec == RAW:
         tensor = to_tensor("t", array)
         return to_array(tensor), tensor.size_bytes, 0.0
+    if codec == FP16:
+        halves = halve(array)
+        inside = np.minimum(np.abs(array), 65504.0)
+        cut_off = float((np.abs(array) - inside).max())
+        return halves.astype(np.float32), halves.nbytes, cut_off / 0.51 + float(inside.max()) * 2**-10
     affine = ranges(array)
     codes = to_tensor("t", quantise(array, affine))
     return to_array(dequantise(codes, affine)), codes.size_bytes, max(affine.scales)
@@ -58,6 +63,11 @@ def test_int8_saturates_and_never_wraps(array: np.ndarray) -> None:
     codes = quantise(wild, affine)
     after = to_array(dequantise(to_tensor("t", codes), affine))
     assert (np.sign(after) * np.sign(wild) >= 0).all(), "a value changed its sign"
+
+
+def test_fp16_never_makes_an_infinity() -> None:
+    wild = np.array([[1e30, -1e30, 65505.0, 1e-30]], dtype=np.float32)
+    assert np.isfinite(halve(wild)).all()
 
 
 def test_channels_have_ranges_of_their_own() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
 
 import pytest
 
 from engines.remote_oip import RETRY_AFTER_S, RemoteEndpoint, error_of, server_seconds
 from links.port import FrameStream, Reply
+from protocol import zstd
 from protocol.errors import (
     BadRequest,
     EngineError,
@@ -20,7 +23,7 @@ from protocol.errors import (
     ProtocolError,
     TooLarge,
 )
-from protocol.oip import InferResponse, decode_request, encode_response
+from protocol.oip import InferResponse, decode_request, encode_response, server_metadata
 from protocol.tensors import Tensor
 
 
@@ -116,3 +119,95 @@ async def test_an_answer_that_is_none_is_a_protocol_error() -> None:
     endpoint = RemoteEndpoint(OneReply(Reply(200, {}, b"hello")))  # type: ignore[arg-type]
     with pytest.raises(ProtocolError):
         await endpoint.infer("m", [Tensor("x", "UINT8", (1,), b"a")], 1.0)
+
+
+class Server:
+    """A Link to a server that answers y = x, lists `extensions`, and refuses codings it does not list."""
+
+    name = "server"
+
+    def __init__(self, *extensions: str) -> None:
+        self.extensions = extensions
+        self.bodies: list[tuple[str, str]] = []
+        self.looks = 0
+
+    async def exchange(
+        self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float, method: str = "POST"
+    ) -> Reply:
+        if path == "/v2":
+            self.looks += 1
+            return Reply(200, {}, server_metadata("1", self.extensions))
+        coding = headers.get("content-encoding", "")
+        self.bodies.append((coding, headers.get("accept-encoding", "")))
+        if coding and coding not in self.extensions:
+            return Reply(400, {}, b'{"error": "content-encoding is not supported"}')
+        asked = decode_request("m", headers, body)
+        told, answer = encode_response(InferResponse("m", asked.inputs), True)
+        if headers.get("accept-encoding") == "zstd":
+            return Reply(200, {**told, "content-encoding": "zstd"}, zstd.compress(answer))
+        return Reply(200, told, answer)
+
+    def lines(self, *args: object) -> object:
+        raise AssertionError("infer asks once")
+
+    async def open(self, path: str) -> FrameStream:
+        raise AssertionError("infer opens no stream")
+
+    async def close(self) -> None:
+        return None
+
+
+BIG = Tensor("x", "UINT8", (300_000,), bytes(300_000))
+
+
+async def met(server: Server) -> RemoteEndpoint:
+    """An endpoint after its first request, when what the server can do is known."""
+    endpoint = RemoteEndpoint(server)  # type: ignore[arg-type]
+    await endpoint.infer("m", [BIG], 5.0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return endpoint
+
+
+async def test_zstd_goes_to_a_server_that_lists_it_and_to_no_other() -> None:
+    server = Server("binary_tensor_data", "zstd")
+    packed = (await met(server)).compressing()
+    assert packed is not None
+    answer = await packed.infer("m", [BIG], 5.0)
+    assert bytes(answer.outputs[0].data) == bytes(BIG.data)
+    assert answer.up_bytes < 1000 > answer.down_bytes
+    assert server.bodies == [("", ""), ("zstd", "zstd")]
+    foreign = Server("binary_tensor_data")
+    assert (await met(foreign)).compressing() is None
+    assert foreign.bodies == [("", "")]
+
+
+async def test_extensions_are_asked_once_and_again_after_the_link_broke() -> None:
+    server = Server("zstd")
+    endpoint = await met(server)
+    await endpoint.infer("m", [BIG], 5.0)
+    assert server.looks == 1
+    gone = server.exchange
+
+    async def broken(*args: object, **more: object) -> Reply:
+        raise LinkError("gone")
+
+    server.exchange = broken  # type: ignore[method-assign]
+    with pytest.raises(LinkError):
+        await endpoint.infer("m", [BIG], 5.0)
+    assert endpoint.compressing() is None
+    server.exchange = gone  # type: ignore[method-assign]
+    await endpoint.infer("m", [BIG], 5.0)
+    await asyncio.sleep(0.01)
+    assert server.looks == 2
+
+
+async def test_another_server_behind_the_same_link_gets_the_plain_body() -> None:
+    """A coordinator was replaced by one without zstd, and no request failed in between."""
+    server = Server("zstd")
+    packed = (await met(server)).compressing()
+    assert packed is not None
+    server.extensions = ("binary_tensor_data",)
+    answer = await packed.infer("m", [BIG], 5.0)
+    assert bytes(answer.outputs[0].data) == bytes(BIG.data)
+    assert server.bodies[1:] == [("zstd", "zstd"), ("", "")]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from profiles.rates import Slowdowns
 from protocol.device import Measured
-from split_models.arm_cost import ArmCost
+from split_models.arm_cost import Arm, ArmCost
 from split_models.costs import CostTable
 from tests.unit.split_models.parts import cut, manifest
 
@@ -32,6 +33,27 @@ def test_raw_tensors_have_no_cloud_arm_and_no_recipe() -> None:
     arms = by_arm(CostTable(manifest(cut("003"))), encoded_bytes=None)
     assert set(arms) == {"device", "cut:003:int8"}
     assert arms["device"].device_s == pytest.approx(0.1)
+
+
+def test_a_far_end_that_takes_zstd_offers_cuts_with_fewer_bytes() -> None:
+    small = evolve(cut("003"), wire_bytes=100_000, zstd_bytes=40_000, zstd_down_bytes=60, zstd_s=0.002)
+    incompressible = evolve(cut("009"), wire_bytes=100_000, zstd_bytes=99_000, zstd_down_bytes=60, zstd_s=0.002)
+    table = CostTable(manifest(small, incompressible, cut("011")), speed_ratio=4.0)
+    assert not any(cost.arm.compressed for cost in table.arms(5000, ["cloud"], lambda *_: True))
+    arms = {str(c.arm): c for c in table.arms(5000, ["cloud"], lambda *_: True, zstd=lambda link: link == "cloud")}
+    assert [name for name in arms if "+zstd" in name] == ["cut:003:int8+zstd"]
+    packed, plain = arms["cut:003:int8+zstd"], arms["cut:003:int8"]
+    assert packed.up_bytes - plain.up_bytes == -60_000
+    assert packed.device_s == pytest.approx(plain.device_s + 0.008)
+    assert packed.server_s == pytest.approx(plain.server_s + 0.002)
+
+
+def test_sizes_of_live_requests_replace_those_of_calibration() -> None:
+    table = CostTable(manifest(evolve(cut("003"), wire_bytes=100_000, zstd_bytes=10_000, zstd_down_bytes=60)))
+    for _ in range(20):
+        table.observe_packed(Arm("cut", "003", "int8+zstd", "cloud"), 50_000, 60)
+    arms = {str(c.arm): c for c in table.arms(5000, ["cloud"], lambda *_: True, zstd=lambda _: True)}
+    assert arms["cut:003:int8+zstd"].up_bytes == pytest.approx(50_400, rel=0.01)
 
 
 def test_without_links_there_is_only_the_device() -> None:

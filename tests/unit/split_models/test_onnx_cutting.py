@@ -12,7 +12,7 @@ import pytest
 
 from engines.arrays import to_tensor
 from protocol.errors import ConfigError, EngineError, Unsupported
-from split_models.codec import INT8, RAW, Affine, affine_for, check_codec, dequantise, quantise, wire_bytes
+from split_models.codec import FP16, INT8, RAW, Affine, affine_for, check_codec, dequantise, halve, quantise, wire_bytes
 from split_models.cuts import single_tensor_cuts
 from split_models.onnx_files import MAX_MODEL_BYTES, graph_of, load_model, with_shapes
 from split_models.partition_onnx import Partitioner
@@ -61,7 +61,7 @@ def test_int8_in_the_graph_is_the_arithmetic_of_the_codec(cls: Prepared) -> None
     (activation,) = run(partitioner.split(cut, RAW).head, {"x": x})
     channels = activation.min(axis=(0, 2, 3)), activation.max(axis=(0, 2, 3))
     affine = affine_for(channels[0].tolist(), channels[1].tolist())
-    parts = partitioner.split(cut, INT8, affine)
+    parts = partitioner.split(cut, INT8, {cut.crossing[0].name: affine})
     (codes,) = run(parts.head, {"x": x})
     assert codes.dtype == np.uint8
     assert np.abs(codes.astype(int) - quantise(activation, affine).astype(int)).max() <= 1
@@ -71,10 +71,35 @@ def test_int8_in_the_graph_is_the_arithmetic_of_the_codec(cls: Prepared) -> None
     assert np.allclose(tail, wanted, atol=1e-6)
 
 
+def test_fp16_in_the_graph_is_the_arithmetic_of_the_codec(cls: Prepared) -> None:
+    cut = single_tensor_cuts(cls.graph)[6]
+    partitioner = Partitioner(cls)
+    x = np.random.default_rng(7).normal(size=SHAPE).astype(np.float32)
+    (activation,) = run(partitioner.split(cut, RAW).head, {"x": x})
+    parts = partitioner.split(cut, FP16)
+    assert parts.crossing == ((f"{cut.crossing[0].name}__wire", "FP16", cut.crossing[0].shape),)
+    (halves,) = run(parts.head, {"x": x})
+    assert halves.dtype == np.float16
+    assert (halves == halve(activation)).all()
+    (tail,) = run(parts.tail, {parts.crossing[0][0]: halves})
+    (wanted,) = run(partitioner.split(cut, RAW).tail, {cut.crossing[0].name: halves.astype(np.float32)})
+    assert np.allclose(tail, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("version", [9, 13])
+def test_values_beyond_fp16_are_cut_off_in_the_graph(tmp_path: Path, version: int) -> None:
+    nodes = [helper.make_node("Mul", ["x", "x"], ["a"]), helper.make_node("Sqrt", ["a"], ["y"])]
+    file = tiny(tmp_path / "large.onnx", nodes, version=version)
+    prepared = prepare(file, {"x": (1, 4)})
+    parts = Partitioner(prepared).split(single_tensor_cuts(prepared.graph)[0], FP16)
+    (halves,) = run(parts.head, {"x": np.array([[1e3, 2.0, 0.0, -1e9]], dtype=np.float32)})
+    assert halves.tolist() == [[65504.0, 4.0, 0.0, 65504.0]]
+
+
 def test_a_quantised_answer_keeps_its_name(cls: Prepared) -> None:
     cut = single_tensor_cuts(cls.graph)[0]
     one = Affine((1 / 255,), (0,))
-    parts = Partitioner(cls).split(cut, INT8, one, one)
+    parts = Partitioner(cls).split(cut, INT8, {cut.crossing[0].name: one}, one)
     output = onnx.load_from_string(parts.tail).graph.output[0]
     assert output.name == cls.graph.outputs[0].name
     assert output.type.tensor_type.elem_type == onnx.TensorProto.UINT8
@@ -142,11 +167,11 @@ def test_free_dimensions_must_be_fixed(model_file: Callable[[str], Path]) -> Non
         prepare(model_file("ppocr-v2-cls"), {})
 
 
-def tiny(path: Path, nodes: list[onnx.NodeProto], outputs: list[str] | None = None) -> Path:
+def tiny(path: Path, nodes: list[onnx.NodeProto], outputs: list[str] | None = None, version: int = 13) -> Path:
     ports = [helper.make_tensor_value_info("x", FLOAT, [1, 4])]
     ends = [helper.make_tensor_value_info(name, FLOAT, [1, 4]) for name in outputs or ["y"]]
     model = helper.make_model(
-        helper.make_graph(nodes, "tiny", ports, ends), opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+        helper.make_graph(nodes, "tiny", ports, ends), opset_imports=[helper.make_opsetid("", version)], ir_version=8
     )
     path.write_bytes(model.SerializeToString())
     return path
