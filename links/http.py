@@ -45,6 +45,8 @@ class _Transfer:
     phase: str = "waiting for a free connection"
     sending_s: float | None = None
     """When the request's first byte left; None while a connection is being made."""
+    reused: bool = False
+    """It went over a connection that had been used before."""
 
 
 def _trace(clock: Clock) -> aiohttp.TraceConfig:
@@ -58,6 +60,11 @@ def _trace(clock: Clock) -> aiohttp.TraceConfig:
 
         return note
 
+    async def reused(session: object, context: Any, params: object) -> None:
+        transfer: _Transfer | None = context.trace_request_ctx
+        if transfer is not None:
+            transfer.reused = True
+
     async def sent(session: object, context: Any, params: object) -> None:
         transfer: _Transfer | None = context.trace_request_ctx
         if transfer is not None:
@@ -69,6 +76,7 @@ def _trace(clock: Clock) -> aiohttp.TraceConfig:
     trace.on_dns_resolvehost_end.append(enter("connecting"))
     trace.on_connection_create_start.append(enter("connecting"))
     trace.on_connection_create_end.append(enter("sending"))
+    trace.on_connection_reuseconn.append(reused)
     trace.on_request_headers_sent.append(sent)
     return trace
 
@@ -161,7 +169,10 @@ class HttpLink:
     ) -> Reply:
         """One request, one whole answer. Raises LinkTimeout, LinkClosed or LinkError; any status is an answer."""
         with self._transfer(body) as transfer, self._mapped(transfer, path):
-            async with asyncio.timeout(deadline_s), self._request(method, path, headers, body, transfer) as response:
+            async with (
+                asyncio.timeout(deadline_s),
+                await self._respond(method, path, headers, body, transfer) as response,
+            ):
                 reply_headers = _lower(response.headers)
                 self._answered(transfer, server_seconds(reply_headers))
                 started_s = self._clock()
@@ -181,7 +192,7 @@ class HttpLink:
         with self._transfer(body) as transfer, self._mapped(transfer, path):
             # One time-out per wait: the generator may be driven by another task after each yield.
             async with asyncio.timeout(deadline_s):
-                response = await self._request("POST", path, headers, body, transfer)
+                response = await self._respond("POST", path, headers, body, transfer)
             try:
                 self._answered(transfer, server_seconds(_lower(response.headers)))
                 async with asyncio.timeout(deadline_s):
@@ -245,15 +256,33 @@ class HttpLink:
     def _url(self, path: str) -> str:
         return path if path.startswith(("http://", "https://")) else self._base_url + path
 
-    def _request(self, method: str, path: str, headers: Mapping[str, str], body: bytes, transfer: _Transfer) -> Any:
-        return self._client().request(
+    async def _respond(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, transfer: _Transfer
+    ) -> aiohttp.ClientResponse:
+        """The answer's head. A kept connection may be closed by the peer just as it is used again: a request that could
+        not be written whole has not been acted upon, and goes once over another connection (RFC 9112, section 9.3.1).
+        """
+        for attempt in range(2):
+            left = io.BytesIO(body)
+            try:
+                return await self._request(method, path, headers, left if body else None, transfer)
+            except aiohttp.ClientOSError as err:
+                refused = isinstance(err.__cause__ or err, aiohttp.ClientConnectionResetError)
+                if attempt or not transfer.reused or not (refused or left.tell() < len(body)):
+                    raise
+                transfer.reused, transfer.sending_s = False, None
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _request(
+        self, method: str, path: str, headers: Mapping[str, str], body: io.BytesIO | None, transfer: _Transfer
+    ) -> aiohttp.ClientResponse:
+        kind = {"content-type": "application/octet-stream"} if body else {}
+        return await self._client().request(
             method,
             self._url(path),
             # A file object is written piece by piece, so that a slow uplink never holds up the loop.
-            data=io.BytesIO(body) if body else None,
-            headers={"content-type": "application/octet-stream"} | self._headers | _lower(headers)
-            if body
-            else self._headers | _lower(headers),
+            data=body,
+            headers=kind | self._headers | _lower(headers),
             trace_request_ctx=transfer,
             allow_redirects=method == "GET",
             ssl=self._ssl if self._ssl is not None else True,

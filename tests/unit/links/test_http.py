@@ -191,3 +191,41 @@ def test_server_timing_is_read_leniently(value: str, seconds: float) -> None:
 def test_an_address_that_is_no_url_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError):
         HttpLink("c", url)
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize(("kept", "connections"), [(True, 2), (False, 1)])
+async def test_a_request_that_a_kept_connection_cannot_take_goes_over_another(kept: bool, connections: int) -> None:
+    """A peer that breaks a used connection at the next request's head has not acted on it; one that breaks a new
+    connection is down."""
+    seen = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size_bytes: int) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(size_bytes)
+        writer.write(OK)
+        await writer.drain()
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 1:
+            if kept:
+                await answer(reader, writer, 3)
+            await reader.readuntil(b"\r\n\r\n")
+            return
+        await answer(reader, writer, 20 * len(FILE))
+        await reader.read()
+
+    async with raw_server(peer) as port:
+        link = HttpLink("peer", f"http://127.0.0.1:{port}")
+        if kept:
+            assert (await link.exchange("/", {}, b"one", 5)).body == b"ok"
+            assert (await link.exchange("/", {}, FILE * 20, 5)).body == b"ok"
+        else:
+            with pytest.raises(LinkClosed):
+                await link.exchange("/", {}, FILE * 20, 5)
+        await link.close()
+    assert seen == connections
