@@ -20,12 +20,18 @@ class ChangeRules:
     jumps: this many jumps in a row the same way are a change point.
     idle_s: after a longer pause the first transfer pays for Wi-Fi power save and TCP slow start.
     stale_s: with nothing newer than this, even a transfer after a pause counts.
+    old_s: with nothing newer than this, a single jump is a change point: what is old deserves no second hearing.
     """
 
     jump_ratio: float = 3.0
     jumps: int = 2
     idle_s: float = 5.0
     stale_s: float = 30.0
+    old_s: float = 600.0
+
+    def jumps_after(self, silence_s: float) -> int:
+        """How many jumps in a row make a change point when the transfer before was `silence_s` ago."""
+        return 1 if silence_s > self.old_s else self.jumps
 
 
 DEFAULT_RULES = ChangeRules()

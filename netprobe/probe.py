@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from math import isfinite
 
-from attrs import define, evolve, field
+from attrs import evolve
 
-from netprobe.change import DEFAULT_RULES, ChangeRules, Jump, jump, says_nothing
+from netprobe.change import DEFAULT_RULES, ChangeRules
 from netprobe.round_trip import SMALL_BYTES, RoundTrip
-from netprobe.view import MAX_RESIDUALS, UNKNOWN_LINK, LinkView
-from netprobe.window import Fit, Pair, Window, fit
+from netprobe.under_way import held_down
+from netprobe.view import UNKNOWN_LINK, LinkView
+from netprobe.way import Way
+from netprobe.window import Pair
 from protocol.clock import Clock
 from protocol.events import Direction, TransferSample
 
 MAX_LINKS = 64
-_LEAST_S = 1e-9
 
 UnderWay = Callable[[], TransferSample | None]
-
-
-@define(eq=False)
-class _Way:
-    """One direction of one transport.
-
-    doubted: the last transfer was too slow by far and joined no window, since it was given up, or came after a pause.
-    residuals: seconds taken over seconds predicted; a change point keeps them, they are what the link does.
-    """
-
-    window: Window = field(factory=Window)
-    jumps: list[Pair] = field(factory=list)
-    kind: Jump = "none"
-    unfinished: TransferSample | None = None
-    doubted: bool = False
-    residuals: deque[float] = field(factory=lambda: deque(maxlen=MAX_RESIDUALS))
-
-    def note(self, line: Fit, pair: Pair) -> None:
-        """Keep how `pair` stood to what was predicted before it; without pairs nothing was."""
-        if line.samples:
-            self.residuals.append(pair.seconds / max(line.seconds_for(pair.size_bytes), _LEAST_S))
 
 
 class LinkProbe:
@@ -55,7 +34,7 @@ class LinkProbe:
     def __init__(self, clock: Clock, rules: ChangeRules = DEFAULT_RULES) -> None:
         self._clock = clock
         self._rules = rules
-        self._ways: dict[tuple[str, Direction], _Way] = {}
+        self._ways: dict[tuple[str, Direction], Way] = {}
         self._round_trips: dict[str, RoundTrip] = {}
         self._watched: dict[str, UnderWay] = {}
         self.resets = 0
@@ -68,7 +47,7 @@ class LinkProbe:
         until the next one of its link and direction ends. One that had taken too long already is half a change point:
         a slow one after it drops the window, so that the fast transfers before cannot speak for the link again.
         """
-        if not isfinite(sample.seconds) or sample.seconds < 0 or sample.size_bytes < 0:
+        if not (isfinite(sample.seconds) and isfinite(sample.at_s)) or sample.seconds < 0 or sample.size_bytes < 0:
             return
         if sample.complete and sample.size_bytes < SMALL_BYTES:
             if sample.direction == "up":
@@ -78,10 +57,12 @@ class LinkProbe:
         if way is None:
             return
         way.unfinished = None if sample.complete else sample
+        pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
+        rtt_s = self._rtt_s(sample.link)
         if sample.complete and sample.seconds > 0:
-            self._take_pair(way, sample)
+            self.resets += way.take(pair, sample.idle_before_s, rtt_s, self._rules)
         elif not sample.complete and sample.size_bytes >= SMALL_BYTES:
-            self._take_given_up(way, sample)
+            way.give_up(pair, rtt_s, self._rules)
 
     def add_round_trip(self, link: str, seconds: float, at_s: float) -> None:
         """Take the round trip of one acknowledgement."""
@@ -105,25 +86,24 @@ class LinkProbe:
         """What is known of `link` at `now_s` (default: now).
 
         A transfer under way that takes longer than predicted lowers the rate at once: its bytes have taken at least
-        that long.
+        that long, and those that have not moved yet will take as long again as their share says.
         """
         now_s = self._clock() if now_s is None else now_s
-        rtt_s = self._round_trips.get(link, RoundTrip()).rtt_s
+        rtt_s = self._rtt_s(link)
         running = self.under_way(link, direction)
         way = self._ways.get((link, direction))
-        pairs = way.window.pairs if way is not None else ()
-        if not pairs:
+        if way is None or not way.window.pairs:
             return evolve(UNKNOWN_LINK, rtt_s=rtt_s, under_way=running)
-        line = _held_down(fit(pairs, rtt_s), running)
+        line = held_down(way.window.line(rtt_s), running)
         return LinkView(
             floor_s=line.floor_s,
             bytes_per_s=line.bytes_per_s,
             rtt_s=rtt_s,
             samples=line.samples,
-            age_s=max(0.0, now_s - pairs[-1].at_s),
+            age_s=max(0.0, now_s - way.window.pairs[-1].at_s),
             under_way=running,
-            in_doubt=way is not None and bool(way.jumps),
-            residuals=tuple(way.residuals) if way is not None else (),
+            in_doubt=way.in_doubt,
+            residuals=tuple(way.residuals),
         )
 
     def views(self, direction: Direction = "up", now_s: float | None = None) -> Mapping[str, LinkView]:
@@ -141,47 +121,11 @@ class LinkProbe:
         if sample.idle_before_s <= self._rules.idle_s or sample.link not in self._round_trips:
             self.add_round_trip(sample.link, sample.seconds, sample.at_s)
 
-    def _take_pair(self, way: _Way, sample: TransferSample) -> None:
-        pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
-        pairs = way.window.pairs
-        line = fit(pairs, self._round_trips.get(sample.link, RoundTrip()).rtt_s)
-        kind = jump(pairs, line, pair, self._rules)
-        if says_nothing(pairs, line, pair, sample.idle_before_s, self._rules) and not way.doubted:
-            way.doubted = kind == "slower"
-            return
-        way.note(line, pair)
-        if kind != way.kind:
-            way.jumps.clear()
-        way.kind = kind
-        if kind != "none":
-            way.jumps.append(pair)
-        if len(way.jumps) + (way.doubted and kind == "slower") >= self._rules.jumps:
-            way.window.restart(way.jumps)
-            way.jumps.clear()
-            way.kind = "none"
-            self.resets += 1
-        else:
-            way.window.add(pair)
-        way.doubted = False
+    def _rtt_s(self, link: str) -> float | None:
+        return self._round_trips.get(link, RoundTrip()).rtt_s
 
-    def _take_given_up(self, way: _Way, sample: TransferSample) -> None:
-        """It joins no window, since it would have taken longer; it only makes the way doubtful."""
-        pairs = way.window.pairs
-        pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
-        line = fit(pairs, self._round_trips.get(sample.link, RoundTrip()).rtt_s)
-        way.doubted = way.doubted or jump(pairs, line, pair, self._rules) == "slower"
-        if pair.seconds > line.seconds_for(pair.size_bytes):
-            way.note(line, pair)
-
-    def _way(self, link: str, direction: Direction) -> _Way | None:
+    def _way(self, link: str, direction: Direction) -> Way | None:
         way = self._ways.get((link, direction))
         if way is None and len(self._ways) < 2 * MAX_LINKS:
-            way = self._ways[link, direction] = _Way()
+            way = self._ways[link, direction] = Way()
         return way
-
-
-def _held_down(line: Fit, running: TransferSample | None) -> Fit:
-    """`line` with its rate at most what the transfer under way still allows."""
-    if running is None or running.seconds <= line.seconds_for(running.size_bytes):
-        return line
-    return Fit(line.floor_s, running.size_bytes / (running.seconds - line.floor_s), line.samples)

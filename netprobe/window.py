@@ -1,21 +1,31 @@
 """The last ten transfers of one transport in one direction: seconds = floor_s + bytes / bytes_per_s.
 
-A plain mean of rates is biased as soon as the payload changes, so pairs are kept. The slope is the median of the slopes
-between all pairs, weighted by how far apart they are in size (after Theil, 1950, and Sen, 1968): exact without noise,
-and one odd transfer cannot move it far. It is held between two bounds that always hold: the floor is neither negative
-nor longer than the shortest transfer.
+A plain mean of rates is biased as soon as the payload changes, so pairs are kept. Of all lines through two of the pairs
+(and through one, with the floor at one of its bounds) the one with the least weighted sum of errors is taken. An error
+is 1 - least / greatest of predicted and real seconds: relative, the same both ways and below 1, so that neither a stall
+nor a fluke counts for more than one transfer (least absolute deviations, whose optimum passes through data points:
+Bloomfield and Steiger, 1983). The newest pair weighs most, since a fade shows there first. The floor is neither
+negative nor longer than the shortest transfer; among many, one impossibly short transfer is not believed alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import frozen
 
 WINDOW = 10
 LEVERAGE = 1.25
 """Sizes must differ by this ratio before they can tell the floor from the rate."""
+
+FADE = 0.8
+"""Weight of a pair over that of the next newer one."""
+HALF_S = 120.0
+"""In this time a pair also loses half of its weight, down to LEAST_WEIGHT: what is old still tells floor from rate."""
+LEAST_WEIGHT = 0.05
+
+MANY = 4
+"""From this many pairs on the floor may be longer than the shortest of them, but not than the second shortest."""
 
 _LEAST_SECONDS = 1e-6
 _LEAST_FLOOR_SHARE = 0.02
@@ -47,27 +57,23 @@ NOTHING = Fit(floor_s=0.0, bytes_per_s=0.0, samples=0)
 
 
 def fit(pairs: Sequence[Pair], rtt_s: float | None = None) -> Fit:
-    """The line through `pairs`.
+    """The line through `pairs`, oldest first.
 
     Args:
-        rtt_s: round-trip time of small frames; stands in for the floor while all sizes are about the same.
+        rtt_s: round-trip time of small frames; stands in for the floor where sizes cannot tell it from the rate.
     """
     if not pairs:
         return NOTHING
-    shortest_s = min(pair.seconds for pair in pairs)
-    slope = _slope(pairs) if has_leverage(pairs) else None
-    if slope is None:
-        floor_s = min(rtt_s or 0.0, shortest_s / 2)
-    else:
-        floor_s = median(pair.seconds - pair.size_bytes * slope for pair in pairs)
-        if 0.0 <= floor_s <= shortest_s:
-            return Fit(floor_s, 1.0 / slope, len(pairs))
-        floor_s = min(max(floor_s, 0.0), shortest_s)
-    # The floor is at a bound: the rate is what explains the time that remains.
-    seconds = sum(pair.seconds - floor_s for pair in pairs)
-    size = sum(pair.size_bytes for pair in pairs)
-    least_s = max(_LEAST_SECONDS, _LEAST_FLOOR_SHARE * shortest_s)
-    return Fit(floor_s, size / max(seconds, least_s), len(pairs))
+    weights = _weights(pairs)
+    best, least_loss = NOTHING, float("inf")
+    for floor_s, slope in _lines(pairs, rtt_s or 0.0):
+        loss = 0.0
+        for pair, weight in zip(pairs, weights, strict=True):
+            predicted_s, seconds = floor_s + pair.size_bytes * slope, pair.seconds
+            loss += weight * (abs(predicted_s - seconds) / max(predicted_s, seconds))
+        if loss < least_loss:
+            best, least_loss = Fit(floor_s, 1.0 / slope, len(pairs)), loss
+    return best
 
 
 def has_leverage(pairs: Sequence[Pair]) -> bool:
@@ -76,41 +82,60 @@ def has_leverage(pairs: Sequence[Pair]) -> bool:
     return bool(sizes) and max(sizes) >= LEVERAGE * min(sizes)
 
 
-def _slope(pairs: Sequence[Pair]) -> float | None:
-    """Weighted median of the pairwise slopes, seconds per byte; None when time does not grow with size."""
-    slopes: list[tuple[float, int]] = []
+def longest_floor_s(pairs: Sequence[Pair]) -> float:
+    """What the floor of a line through `pairs` is at most."""
+    seconds = sorted(pair.seconds for pair in pairs)
+    return seconds[1] if len(seconds) >= MANY else seconds[0]
+
+
+def _weights(pairs: Sequence[Pair]) -> Sequence[float]:
+    newest_s, last = pairs[-1].at_s, len(pairs) - 1
+    return [
+        FADE ** (last - place) * max(LEAST_WEIGHT, 0.5 ** (max(0.0, newest_s - pair.at_s) / HALF_S))
+        for place, pair in enumerate(pairs)
+    ]
+
+
+def _lines(pairs: Sequence[Pair], rtt_s: float) -> Iterator[tuple[float, float]]:
+    """Candidates (floor_s, seconds per byte), those with the floor at a bound first."""
+    longest_s = longest_floor_s(pairs)
+    least_s = max(_LEAST_SECONDS, _LEAST_FLOOR_SHARE * longest_s)
+    for floor_s in (min(rtt_s, longest_s / 2), longest_s):
+        for pair in pairs:
+            yield floor_s, max(pair.seconds - floor_s, least_s) / pair.size_bytes
     for place, one in enumerate(pairs):
         for other in pairs[:place]:
-            apart = one.size_bytes - other.size_bytes
-            if apart:
-                slopes.append(((one.seconds - other.seconds) / apart, abs(apart)))
-    slopes.sort()
-    half = sum(weight for _, weight in slopes) / 2
-    passed = 0.0
-    for slope, weight in slopes:
-        passed += weight
-        if passed >= half:
-            return slope if slope > 0 else None
-    return None
+            small, large = (one, other) if one.size_bytes < other.size_bytes else (other, one)
+            if large.size_bytes < LEVERAGE * small.size_bytes or large.seconds <= small.seconds:
+                continue
+            slope = (large.seconds - small.seconds) / (large.size_bytes - small.size_bytes)
+            floor_s = small.seconds - small.size_bytes * slope
+            if 0.0 <= floor_s <= longest_s:
+                yield floor_s, slope
 
 
 class Window:
-    """The pairs behind one LinkView; the newest ten, none older than `max_age_s` before the newest."""
+    """The pairs behind one LinkView: the newest ten, and the line through them."""
 
-    def __init__(self, max_age_s: float = 900.0, pairs: Iterable[Pair] = ()) -> None:
-        self._max_age_s = max_age_s
+    def __init__(self, pairs: Iterable[Pair] = ()) -> None:
         self._pairs: list[Pair] = list(pairs)[-WINDOW:]
+        self._line: tuple[float | None, Fit] | None = None
 
     @property
     def pairs(self) -> Sequence[Pair]:
         """Oldest first."""
         return tuple(self._pairs)
 
+    def line(self, rtt_s: float | None = None) -> Fit:
+        """The fit of the pairs; computed once while neither they nor the round trip change."""
+        if self._line is None or self._line[0] != rtt_s:
+            self._line = (rtt_s, fit(self._pairs, rtt_s))
+        return self._line[1]
+
     def add(self, pair: Pair) -> None:
         """Keep `pair`, let go of the oldest."""
-        kept = [old for old in self._pairs if pair.at_s - old.at_s <= self._max_age_s]
-        self._pairs = [*kept, pair][-WINDOW:]
+        self.restart([*self._pairs, pair])
 
     def restart(self, pairs: Sequence[Pair]) -> None:
         """Forget everything but `pairs`."""
-        self._pairs = list(pairs)[-WINDOW:]
+        self._pairs, self._line = list(pairs)[-WINDOW:], None

@@ -23,7 +23,11 @@ class Event:
 
 @frozen(kw_only=True)
 class TransferSample(Event):
-    """One transfer that happened anyway. `seconds` is wire time only: the peer's `server_s` is already taken out."""
+    """One transfer that happened anyway. `seconds` is wire time only: the peer's `server_s` is already taken out.
+
+    moved_bytes: of a transfer that is not complete, how many of its bytes are known to have crossed; None when the
+    link cannot tell.
+    """
 
     link: str
     direction: Direction
@@ -32,6 +36,7 @@ class TransferSample(Event):
     server_s: float = 0.0
     idle_before_s: float = 0.0
     complete: bool = True
+    moved_bytes: int | None = None
 
 
 @frozen(kw_only=True)

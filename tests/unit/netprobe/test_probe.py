@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -206,6 +207,44 @@ def test_a_transfer_under_way_that_is_on_time_changes_nothing() -> None:
     assert link.predicted(100_000) == before
 
 
+def moving(link: Link, seconds: float, moved_bytes: int | None) -> float:
+    """Predicted seconds of 400,000 bytes while as many have been under way for `seconds`."""
+    running = TransferSample(
+        at_s=link.clock(), link="cloud", direction="up", size_bytes=400_000, seconds=seconds, complete=False,
+        moved_bytes=moved_bytes,
+    )  # fmt: skip
+    link.probe.watch("cloud", lambda: running)
+    return link.predicted(400_000)
+
+
+def test_a_fade_inside_a_transfer_shows_long_before_the_transfer_is_late() -> None:
+    link = Link()
+    steady(link)
+    on_time = link.predicted(400_000)
+    assert moving(link, 0.24, None) == on_time
+    assert moving(link, 0.24, 200_000) == pytest.approx(on_time)
+    assert moving(link, 0.24, 20_000) > 1.5 * on_time
+
+
+@settings(max_examples=100, deadline=None)
+@given(seconds=st.floats(0.0, 30.0), moved=st.none() | st.integers(0, 500_000))
+def test_what_is_under_way_never_promises_less_than_its_age_nor_a_faster_link(
+    seconds: float, moved: int | None
+) -> None:
+    link = Link()
+    steady(link)
+    on_time = link.predicted(400_000)
+    assert moving(link, seconds, moved) >= max(on_time, seconds) * (1 - 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seconds=st.floats(0.05, 5.0), moved=st.integers(0, 400_000), more=st.integers(0, 400_000))
+def test_more_bytes_moved_never_lengthen_the_projection(seconds: float, moved: int, more: int) -> None:
+    link = Link()
+    steady(link)
+    assert moving(link, seconds, moved + more) <= moving(link, seconds, moved) * (1 + 1e-9)
+
+
 def test_a_transfer_that_was_given_up_holds_the_rate_down_until_the_next_one_ends() -> None:
     link = Link()
     for size in (50_000, 100_000, 200_000):
@@ -270,6 +309,39 @@ def test_a_pause_excuses_one_slow_transfer_and_not_every_one() -> None:
     link.send(100_000, idle_s=10.0)
     link.send(100_000, idle_s=10.0)
     assert link.predicted(100_000) == pytest.approx(link.truth(100_000), rel=0.01)
+
+
+def test_requests_that_all_come_after_pauses_are_what_the_link_does() -> None:
+    """Half again as slow is no jump: without this rule the slow ones would be excused for ever, the fast ones kept."""
+    link = Link()
+    steady(link)
+    link.rate /= 1.5
+    for size in (80_000, 100_000, 120_000, 90_000):
+        link.send(size, idle_s=10.0)
+    assert link.predicted(100_000) == pytest.approx(link.truth(100_000), rel=0.05)
+
+
+def test_after_a_long_silence_one_transfer_that_contradicts_is_enough() -> None:
+    link = Link()
+    steady(link)
+    link.rate *= 20
+    link.send(300_000, idle_s=3600.0)
+    assert link.probe.resets == 1
+    assert link.predicted(300_000) == pytest.approx(link.truth(300_000), rel=0.01)
+
+
+@settings(max_examples=60, deadline=None)
+@given(waits=st.lists(st.floats(0.0, 1e5), min_size=1, max_size=8))
+def test_without_transfers_the_age_grows_and_nothing_else_is_learnt(waits: list[float]) -> None:
+    """Blindness: an estimator that sees past transfers only knows nothing of a link that it stopped using."""
+    link = Link()
+    steady(link)
+    before = link.probe.view("cloud")
+    for wait_s in waits:
+        link.clock.advance(wait_s)
+    view = link.probe.view("cloud")
+    assert view.age_s == pytest.approx(before.age_s + sum(waits))
+    assert evolve(view, age_s=before.age_s) == before
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])

@@ -1,0 +1,78 @@
+"""One direction of one transport: takes its transfers one by one and answers with the line that they make."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from attrs import define, field
+
+from netprobe.change import ChangeRules, Jump, jump, says_nothing
+from netprobe.view import MAX_RESIDUALS
+from netprobe.window import Fit, Pair, Window
+from protocol.events import TransferSample
+
+_LEAST_S = 1e-9
+
+
+@define(eq=False)
+class Way:
+    """What one direction of one transport has shown.
+
+    unfinished: the last transfer, if it was given up. jumps: the newest transfers, if they all contradict the window
+    the same way (`kind`). doubted: the last transfer was too slow by far and joined no window, since it was given up,
+    or came after a pause. after_pause: the last transfer came after one. residuals: seconds taken over seconds
+    predicted; a change point keeps them, they are what the link does.
+    """
+
+    window: Window = field(factory=Window)
+    unfinished: TransferSample | None = None
+    residuals: deque[float] = field(factory=lambda: deque(maxlen=MAX_RESIDUALS))
+    jumps: list[Pair] = field(factory=list)
+    kind: Jump = "none"
+    doubted: bool = False
+    after_pause: bool = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """The newest transfer contradicts the window."""
+        return bool(self.jumps)
+
+    def take(self, pair: Pair, idle_before_s: float, rtt_s: float | None, rules: ChangeRules) -> bool:
+        """A transfer ended. True at a change point: everything before it is forgotten, but for the residuals."""
+        pairs, line = self.window.pairs, self.window.line(rtt_s)
+        kind = jump(pairs, line, pair, rules)
+        excused = not self.doubted and not self.after_pause and says_nothing(pairs, line, pair, idle_before_s, rules)
+        self.after_pause = idle_before_s > rules.idle_s
+        if excused:
+            self.doubted = kind == "slower"
+            return False
+        self._note(line, pair)
+        return self._join(pair, kind, rules)
+
+    def give_up(self, pair: Pair, rtt_s: float | None, rules: ChangeRules) -> None:
+        """A transfer was given up: it joins no window, since it would have taken longer, but it may raise doubts."""
+        line = self.window.line(rtt_s)
+        self.doubted = self.doubted or jump(self.window.pairs, line, pair, rules) == "slower"
+        if pair.seconds > line.seconds_for(pair.size_bytes):
+            self._note(line, pair)
+
+    def _join(self, pair: Pair, kind: Jump, rules: ChangeRules) -> bool:
+        if kind != self.kind:
+            self.jumps.clear()
+        self.kind = kind
+        if kind != "none":
+            self.jumps.append(pair)
+        doubts = len(self.jumps) + (self.doubted and kind == "slower")
+        self.doubted = False
+        if kind == "none" or doubts < rules.jumps_after(pair.at_s - self.window.pairs[-1].at_s):
+            self.window.add(pair)
+            return False
+        self.window.restart(self.jumps)
+        self.jumps.clear()
+        self.kind = "none"
+        return True
+
+    def _note(self, line: Fit, pair: Pair) -> None:
+        """Keep how `pair` stood to what was predicted before it; without pairs nothing was."""
+        if line.samples:
+            self.residuals.append(pair.seconds / max(line.seconds_for(pair.size_bytes), _LEAST_S))
