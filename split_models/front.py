@@ -45,11 +45,12 @@ T = TypeVar("T")
 
 
 class Front:
-    """The handlers; `routes` is what a house mounts."""
+    """The handlers; `routes` is what a house mounts. extensions: what GET /v2 says beside its own."""
 
-    def __init__(self, service: Service, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, service: Service, deadline_s: float = DEADLINE_S, extensions: Sequence[str] = ()) -> None:
         self._service = service
         self._deadline_s = deadline_s
+        self._extensions = tuple(extensions)
         self._count = 0
 
     @property
@@ -69,7 +70,7 @@ class Front:
         return found
 
     async def _server(self, request: Request) -> Response:
-        return Response(headers=JSON, body=server_metadata(_version(), _extensions()))
+        return Response(headers=JSON, body=server_metadata(_version(), (*_extensions(), *self._extensions)))
 
     async def _live(self, request: Request) -> Response:
         return Response(headers=JSON, body=b'{"live":true}')

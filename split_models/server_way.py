@@ -9,7 +9,9 @@ from pathlib import Path
 from links.port import Mount
 from protocol.errors import ConfigError, MidstreamError
 from protocol.models import BundleManifest
+from protocol.tensor_frames import TENSOR_FRAMES
 from split_models.bundle_files import MANIFEST, read_bundle
+from split_models.frames_front import FramesFront
 from split_models.front import Front
 from split_models.plan import ModelPlan
 from split_models.recipes import Recipe, recipe
@@ -33,8 +35,11 @@ class ServerWay:
         self._loads: set[asyncio.Task[None]] = set()
         self._one_load = asyncio.Lock()
         service = Service(ports.local, ports.compute, ports.clock, lambda: self._shown, side="server", emit=ports.emit)
-        self.front = Front(service, settings.deadline_s)
-        self.mount = Mount(routes=self.front.routes, frame_routes=(), start=self.start, stop=self.stop)
+        self.front = Front(service, settings.deadline_s, (TENSOR_FRAMES,))
+        self.frames = FramesFront(service)
+        self.mount = Mount(
+            routes=self.front.routes, frame_routes=(self.frames.route,), start=self.start, stop=self.stop
+        )
 
     async def start(self) -> None:
         """Serve what is there."""

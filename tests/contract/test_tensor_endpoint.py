@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,14 +16,18 @@ from engines.fakes_tensor import MAGIC, FakeTensorEndpoint, FakeTensorRuntime
 from engines.local import LocalEndpoint
 from engines.pool import ModelPool
 from engines.port import TensorEndpoint
+from engines.remote_frames import FramesEndpoint
 from engines.remote_oip import RemoteEndpoint, collecting
 from links.http import HttpLink
 from links.http_server import serve
-from links.port import Request, Response, Route
+from links.memory import MemoryLink
+from links.port import FrameRoute, Request, Response, Route
 from protocol.errors import BadRequest, EngineError, Full, LinkError, MidstreamError, NotFound
 from protocol.events import TransferSample
 from protocol.oip import InferResponse, decode_request, encode_response, error_body
 from protocol.tensors import Tensor
+from split_models.frames_front import FramesFront
+from split_models.service import Service, Shown
 
 X = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 1, 2, 3, 4))
 DELAY_S = 0.15
@@ -52,6 +57,12 @@ def front(endpoint: TensorEndpoint) -> Route:
     return Route("POST", "/v2/models/{model}/infer", infer)
 
 
+def frames_front(endpoint: LocalEndpoint, executor: BoundedExecutor) -> FrameRoute:
+    """The server's side of tensor frames over an endpoint."""
+    shown = {name: Shown(name, "fake") for name in ("double", "slow", "broken")}
+    return FramesFront(Service(endpoint, executor, time.monotonic, lambda: shown, side="server")).route
+
+
 def local(folder: Path, executor: BoundedExecutor) -> tuple[LocalEndpoint, ModelPool]:
     pool = ModelPool(1 << 30)
     runtimes = {"fake": FakeTensorRuntime(), "slow": FakeTensorRuntime(delay_s=DELAY_S)}
@@ -63,7 +74,7 @@ def local(folder: Path, executor: BoundedExecutor) -> tuple[LocalEndpoint, Model
     return endpoint, pool
 
 
-@pytest.fixture(params=["fake", "local", "remote"])
+@pytest.fixture(params=["fake", "local", "remote", "frames", "frames in memory"])
 async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
     if request.param == "fake":
         yield Case(FakeTensorEndpoint(("double", "slow"), delay_s=DELAY_S), "slow")
@@ -73,6 +84,20 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     try:
         if request.param == "local":
             yield Case(endpoint, "slow")
+        elif request.param == "frames in memory":
+            memory = MemoryLink("peer", [], [frames_front(endpoint, executor)])
+            twin = FramesEndpoint("peer", memory.open)
+            yield Case(twin, "slow", remote=True)
+            await twin.close()
+            await memory.close()
+        elif request.param == "frames":
+            server = await serve([], [frames_front(endpoint, executor)], host="127.0.0.1", port=0)
+            link = HttpLink("peer", f"http://127.0.0.1:{server.port}")
+            twin = FramesEndpoint("peer", link.open)
+            yield Case(twin, "slow", remote=True)
+            await twin.close()
+            await link.close()
+            await server.close()
         else:
             server = await serve([front(endpoint)], [], host="127.0.0.1", port=0)
             link = HttpLink("peer", f"http://127.0.0.1:{server.port}", sink=collecting(lambda sample: None))

@@ -1,0 +1,82 @@
+"""The writing half of a stream of tensor frames: small frames first, then messages in fragments, within the credit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from engines.frame_parts import Outgoing, OutgoingQueue
+from links.port import FrameStream
+from protocol.tensor_frames import TensorFrame, encode
+
+
+class FrameSender:
+    """Sends until its task ends. For one event loop.
+
+    credit_bytes: data that may be sent before `grant` allows more; None: no such bound.
+    """
+
+    def __init__(self, stream: FrameStream, credit_bytes: int | None = None) -> None:
+        self._stream = stream
+        self._credit_bytes = credit_bytes
+        self._data_bytes = 0
+        self._small: deque[bytes] = deque()
+        self._messages = OutgoingQueue()
+        self._work = asyncio.Event()
+        self.sent_bytes = 0
+        """Of all frames whose sending has begun."""
+
+    @property
+    def waiting(self) -> int:
+        """Messages that have not left entirely."""
+        return len(self._messages)
+
+    def say(self, request: int, frame: TensorFrame) -> None:
+        """A frame without tensor data: it overtakes every message."""
+        self._small.append(encode(request, frame))
+        self._work.set()
+
+    def post(self, message: Outgoing) -> None:
+        self._messages.add(message)
+        self._work.set()
+
+    def drop(self, request: int) -> Outgoing | None:
+        """Do not send (the rest of) this message; what was dropped, if anything."""
+        return self._messages.drop(request)
+
+    def grant(self, total_bytes: int) -> None:
+        """The other side takes `total_bytes` of data in all; a smaller figure than before changes nothing."""
+        if self._credit_bytes is not None and total_bytes > self._credit_bytes:
+            self._credit_bytes = total_bytes
+            self._work.set()
+
+    async def run(self) -> None:
+        """Send what comes; ends with the LinkError of the stream."""
+        while True:
+            self._work.clear()
+            while self._small:
+                await self._send(self._small.popleft())
+            message = self._messages.next()
+            if message is None or not await self._send_part(message):
+                await self._work.wait()
+
+    async def _send_part(self, message: Outgoing) -> bool:
+        """One frame of `message`; False when there is no credit for it."""
+        room_bytes = 1 << 62 if self._credit_bytes is None else self._credit_bytes - self._data_bytes
+        if room_bytes <= 0 and message.left_bytes:
+            self._messages.stalled()
+            return False
+        if not message.begun:
+            message.on_begin(self.sent_bytes)
+        frame, data_bytes = message.frame(room_bytes)
+        self._data_bytes += data_bytes
+        done = message.left_bytes == 0
+        self._messages.back(message, done)
+        await self._send(frame)
+        if done:
+            message.on_end(self.sent_bytes)
+        return True
+
+    async def _send(self, frame: bytes) -> None:
+        self.sent_bytes += len(frame)
+        await self._stream.send(frame)
