@@ -30,12 +30,17 @@ class GraphTensor:
 
 @frozen
 class GraphNode:
-    """One operator. `inputs` names computed tensors and graph inputs, never weights; a multiply-add is two flops."""
+    """One operator. `inputs` names computed tensors and graph inputs, never weights or what is made of weights alone.
+
+    An operator with bodies (If, Loop, Scan) is one node; what its bodies capture counts among its inputs. A
+    multiply-add is two flops. weight_bytes: of all weights that it reads.
+    """
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     flops: float = 0.0
+    weight_bytes: int = 0
 
 
 @frozen
@@ -82,3 +87,9 @@ def live_sets(graph: Graph) -> Sequence[frozenset[str]]:
         live = {name for name in live if last[name] > index}
         sets.append(frozenset(live))
     return sets
+
+
+def needed_after(graph: Graph, head: frozenset[int]) -> frozenset[str]:
+    """Names that nodes outside `head` read, and the graph's outputs."""
+    read = {name for index, node in enumerate(graph.nodes) if index not in head for name in node.inputs}
+    return frozenset(read | {tensor.name for tensor in graph.outputs})

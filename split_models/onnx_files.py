@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,18 @@ from protocol.errors import ConfigError, EngineError
 from split_models.graph import Graph, GraphNode, GraphTensor, check_order
 
 MAX_MODEL_BYTES = 2_000_000_000
-"""Protobuf's own limit; larger models keep their weights in side files, which nothing here reads."""
+"""Protobuf's own limit; larger models keep their weights in side files."""
 
 _DATATYPES = {
     1: "FP32", 2: "UINT8", 3: "INT8", 4: "UINT16", 5: "INT16", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "FP16",
     11: "FP64", 12: "UINT32", 13: "UINT64",
 }  # fmt: skip
+
+
+_CONSTANTS = ("Constant", "ConstantOfShape")
+_BY_CHANCE = (
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+)  # fmt: skip
 
 
 def onnx_module() -> Any:
@@ -34,12 +40,12 @@ def onnx_module() -> Any:
 
 
 def load_model(file: Path) -> Any:
-    """A ModelProto. Raises EngineError when the file is absent, too large or not an ONNX model."""
+    """A ModelProto; weights in side files are not read. Raises EngineError (absent, too large, not an ONNX model)."""
     onnx = onnx_module()
     try:
         if file.stat().st_size > MAX_MODEL_BYTES:
             raise EngineError(f"{file.name} is over {MAX_MODEL_BYTES} bytes", next_step="serve it whole, without cuts")
-        model = onnx.load(str(file))
+        model = onnx.load(str(file), load_external_data=False)
     except EngineError:
         raise
     except OSError as err:
@@ -57,7 +63,10 @@ def with_shapes(model: Any) -> Any:
     """The model with every tensor's shape inferred. Raises EngineError when they contradict each other."""
     onnx = onnx_module()
     try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        shaped = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        if not shaped.graph.node:
+            raise EngineError("shape inference gave back an empty graph", next_step="keep the weights in side files")
+        return shaped
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as err:
         raise EngineError(
             f"shapes of the model cannot be inferred: {str(err)[:200]}", next_step="check input_shapes in the catalogue"
@@ -70,31 +79,107 @@ def to_bytes(model: Any) -> bytes:
     return data
 
 
+def captured_names(node: Any) -> Sequence[str]:
+    """Outer values and weights that the bodies of a node (If, Loop, Scan) read, in order of their first use."""
+    found: dict[str, None] = {}
+    for attribute in node.attribute:
+        for body in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            found.update(dict.fromkeys(_free_names(body)))
+    return list(found)
+
+
+def _free_names(body: Any) -> Sequence[str]:
+    inner = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    free: dict[str, None] = {}
+    for node in body.node:
+        read = [*(name for name in node.input if name), *captured_names(node)]
+        free.update((name, None) for name in read if name not in inner)
+        inner.update(node.output)
+    free.update((value.name, None) for value in body.output if value.name not in inner)
+    return list(free)
+
+
 def graph_of(model: Any) -> Graph:
-    """The neutral graph of a model whose shapes are inferred. Raises EngineError on control flow or broken order."""
+    """The neutral graph of a model whose shapes are inferred: what is computed from inputs and reaches an output.
+
+    Raises EngineError when an input or output has no fixed shape, or nodes come before what feeds them.
+    """
     proto = model.graph
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.initializer}
     tensors = _tensors([*proto.input, *proto.value_info, *proto.output])
-    nodes: list[GraphNode] = []
-    for node in proto.node:
-        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-            raise EngineError(f"{node.op_type} has a body; such graphs are not cut", next_step="serve the model whole")
-        inputs = tuple(name for name in node.input if name and name not in weights)
-        outputs = tuple(name for name in node.output if name)
-        nodes.append(GraphNode(node.op_type, inputs, outputs, _flops(node, tensors, weights)))
+    nodes = _computed_nodes(proto, tensors, weights)
     graph = Graph(
         inputs=tuple(_need(tensors, value.name) for value in proto.input if value.name not in weights),
         outputs=tuple(_need(tensors, value.name) for value in proto.output),
-        nodes=tuple(nodes),
+        nodes=tuple(_alive(nodes, {value.name for value in proto.output})),
         tensors=tensors,
     )
     check_order(graph)
     return graph
 
 
+def _computed_nodes(
+    proto: Any, tensors: Mapping[str, GraphTensor], weights: Mapping[str, tuple[int, ...]]
+) -> list[GraphNode]:
+    """Nodes that depend on an input or on chance; the rest (Constant, ConstantOfShape, a weight's reshaping) is weight.
+
+    Such chains may be long and start late in the order; counted as computed they would cross every cut before.
+    """
+    fixed_bytes = {tensor.name: tensor_bytes(tensor) for tensor in proto.initializer}
+    nodes: list[GraphNode] = []
+    for node in proto.node:
+        read = list(dict.fromkeys([*(name for name in node.input if name), *captured_names(node)]))
+        size_bytes = sum(fixed_bytes.get(name, 0) for name in read)
+        if all(name in fixed_bytes for name in read) and (read or node.op_type in _CONSTANTS) and not _by_chance(node):
+            made = {name: tensors[name].size_bytes for name in node.output if name in tensors}
+            fixed_bytes.update({name: made.get(name, size_bytes) for name in node.output})
+            continue
+        inputs = tuple(name for name in read if name not in fixed_bytes)
+        outputs = tuple(name for name in node.output if name)
+        nodes.append(GraphNode(node.op_type, inputs, outputs, _flops(node, tensors, weights), size_bytes))
+    return nodes
+
+
+def _alive(nodes: Sequence[GraphNode], outputs: Set[str]) -> Sequence[GraphNode]:
+    """Without nodes that nothing needs: they would keep their inputs alive across cuts."""
+    needed, alive = set(outputs), []
+    for node in reversed(nodes):
+        if needed.intersection(node.outputs):
+            alive.append(node)
+            needed.update(node.inputs)
+    return alive[::-1]
+
+
+def _by_chance(node: Any) -> bool:
+    """Whether two runs of the node, one in each part, may give different values."""
+    bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return node.op_type in _BY_CHANCE or any(_by_chance(inner) for body in bodies for inner in body.node)
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Bytes that a TensorProto's data take, wherever they lie."""
+    for entry in tensor.external_data:
+        if entry.key == "length":
+            return int(entry.value)
+    return len(tensor.raw_data) or int(tensor.ByteSize())
+
+
+def outputs_of_unknown_shape(model: Any) -> Sequence[str]:
+    """Tensors that a node of the main graph makes and whose type or shape is not known, in order."""
+    tensors = _tensors([*model.graph.value_info, *model.graph.output])
+    return [name for node in model.graph.node for name in node.output if name and name not in tensors]
+
+
+def datatype_of(element: int) -> str | None:
+    """The Open Inference Protocol's word for an ONNX element type; None for strings and what the protocol lacks."""
+    return _DATATYPES.get(element)
+
+
 def _need(tensors: Mapping[str, GraphTensor], name: str) -> GraphTensor:
     if name not in tensors:
-        raise EngineError(f"{name!r} has no fixed shape", next_step="give input_shapes in the catalogue entry")
+        raise EngineError(
+            f"{name!r} has no fixed shape or is no tensor of numbers", next_step="give the shapes of all inputs"
+        )
     return tensors[name]
 
 

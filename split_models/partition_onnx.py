@@ -15,9 +15,10 @@ from attrs import field, frozen
 from protocol.errors import EngineError
 from split_models.codec import FP16, FP16_MAX, INT8, RAW, Affine, check_codec
 from split_models.cuts import Cut
+from split_models.extract_onnx import SENT, Extractor, rename_input, rename_output
 from split_models.graph import GraphTensor
 from split_models.onnx_files import onnx_module, to_bytes
-from split_models.prepare_onnx import Prepared
+from split_models.prepare_onnx import Prepared, self_contained
 
 _WIRE = "__wire"
 _ANSWER = "__answer"
@@ -37,7 +38,8 @@ class Partitioner:
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
-        self._extractor = onnx_module().utils.Extractor(prepared.proto)
+        self._extractor = Extractor(prepared.proto)
+        self._ends = {tensor.name for tensor in (*prepared.graph.inputs, *prepared.graph.outputs)}
 
     def split(
         self, cut: Cut, codec: str, affine: Mapping[str, Affine] | None = None, answer: Affine | None = None
@@ -50,7 +52,9 @@ class Partitioner:
         names = [tensor.name for tensor in cut.crossing]
         head = self._extract([tensor.name for tensor in self._prepared.graph.inputs], names)
         tail = self._extract(names, [tensor.name for tensor in self._prepared.graph.outputs])
-        crossing = tuple(_seam(head, tail, tensor, codec, affine or {}) for tensor in cut.crossing)
+        crossing = tuple(
+            self._sent(head, tail, tensor, _seam(head, tail, tensor, codec, affine or {})) for tensor in cut.crossing
+        )
         if codec == INT8 and answer is not None:
             _quantise_answer(tail, answer)
         return Parts(head=to_bytes(head), tail=to_bytes(tail), crossing=crossing)
@@ -59,10 +63,21 @@ class Partitioner:
         """The whole model with these tensors as its only outputs, for calibration."""
         return to_bytes(self._extract([tensor.name for tensor in self._prepared.graph.inputs], names))
 
+    def _sent(
+        self, head: Any, tail: Any, tensor: GraphTensor, seam: tuple[str, str, tuple[int, ...]]
+    ) -> tuple[str, str, tuple[int, ...]]:
+        """The seam of an input or output of the whole model that crosses as it is gets a name of its own."""
+        name, datatype, shape = seam
+        if name != tensor.name or name not in self._ends:
+            return seam
+        rename_output(head, name, name + SENT)
+        rename_input(tail, name, name + SENT)
+        return name + SENT, datatype, shape
+
     def _extract(self, inputs: list[str], outputs: list[str]) -> Any:
         onnx = onnx_module()
         try:
-            model = self._extractor.extract_model(inputs, outputs)
+            model = self_contained(self._extractor.extract(inputs, outputs), self._prepared.folder)
             onnx.checker.check_model(model)
         except (ValueError, onnx.checker.ValidationError) as err:
             raise EngineError(

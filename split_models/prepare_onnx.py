@@ -7,40 +7,153 @@ the chains of Shape and Gather that would otherwise cross every cut.
 from __future__ import annotations
 
 import hashlib
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
 from protocol.errors import ConfigError, EngineError
+from split_models.external_data import INLINE_BYTES, digest_of, external_tensors, put_back, read_into, set_aside
 from split_models.graph import Graph
-from split_models.onnx_files import graph_of, load_model, onnx_module, to_bytes, with_shapes
+from split_models.input_shapes import InputPort
+from split_models.onnx_files import (
+    datatype_of,
+    graph_of,
+    load_model,
+    onnx_module,
+    outputs_of_unknown_shape,
+    to_bytes,
+    with_shapes,
+)
+from split_models.onnx_session import at_basic_level, loads, shapes_by_runtime
+from split_models.opsets import check_known
 
 
 @frozen
 class Prepared:
-    """A prepared model: `data` is the file's bytes, `digest` their sha256, `proto` the same as a ModelProto."""
+    """A prepared model: `data` is the file's bytes, `digest` their sha256, `proto` the same as a ModelProto.
+
+    With `folder`, large weights stay in side files there: `data` and `proto` only refer to them, and the digest covers
+    them too. `folded` is False when onnxruntime could not save the graph and it stands as the file had it.
+    """
 
     data: bytes = field(repr=False)
     digest: str
     graph: Graph = field(repr=False)
     proto: Any = field(repr=False)
+    folder: Path | None = None
+    folded: bool = True
 
 
-def prepare(file: Path, input_shapes: Mapping[str, tuple[int, ...]]) -> Prepared:
-    """The prepared form of an ONNX file. Raises EngineError (not a model, shapes do not fit) or ConfigError."""
+def prepare(
+    file: Path,
+    input_shapes: Mapping[str, tuple[int, ...]],
+    inline_bytes: int = INLINE_BYTES,
+    *,
+    weights_digest: bool = True,
+) -> Prepared:
+    """The prepared form of an ONNX file; weights in side files are read up to `inline_bytes`, else referred to.
+
+    weights_digest: read large side files for the digest; without it the digest is good for nothing but a look.
+    Raises EngineError (not a model, unknown operators, missing side files, shapes do not fit) or ConfigError.
+    """
+    model, aside, folded = _prepared_proto(file, input_shapes, inline_bytes)
+    data = to_bytes(model)
+    return Prepared(
+        data=data,
+        digest=digest_of(data, aside if weights_digest else (), file.parent)
+        if aside
+        else hashlib.sha256(data).hexdigest(),
+        graph=graph_of(model),
+        proto=model,
+        folder=file.parent if aside else None,
+        folded=folded,
+    )
+
+
+def whole_file(prepared: Prepared) -> bytes:
+    """The prepared model as one file with its weights inside. Raises EngineError when they are too many for one."""
+    if prepared.folder is None:
+        return prepared.data
+    model = onnx_module().ModelProto()
+    model.CopyFrom(prepared.proto)
+    return to_bytes(self_contained(model, prepared.folder))
+
+
+def inputs_of(file: Path) -> Sequence[InputPort]:
+    """The inputs that a request must bring, as the file has them. Raises EngineError for what is no tensor."""
     model = load_model(file)
+    check_known(model, file.name)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return tuple(_port(value) for value in model.graph.input if value.name not in weights)
+
+
+def self_contained(model: Any, folder: Path | None) -> Any:
+    """The part with its weights inside. Raises EngineError when they are too many for one file."""
+    if folder is not None:
+        read_into(model, folder)
+    return model
+
+
+def _prepared_proto(
+    file: Path, input_shapes: Mapping[str, tuple[int, ...]], inline_bytes: int
+) -> tuple[Any, Sequence[Any], bool]:
+    model = load_model(file)
+    check_known(model, file.name)
+    _drop_overridable(model)
     _fix_inputs(model, input_shapes)
     _constants_to_weights(model)
+    aside = set_aside(model, file.parent, inline_bytes)
     del model.graph.value_info[:]
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
-    model = with_shapes(_at_basic_level(model, file.name))
+    model, folded = _folded(model, file.name)
     _drop_unused_domains(model)
-    data = to_bytes(model)
-    return Prepared(data=data, digest=hashlib.sha256(data).hexdigest(), graph=graph_of(model), proto=model)
+    put_back(model, aside)
+    return model, list(external_tensors(model)), folded
+
+
+def _folded(model: Any, name: str) -> tuple[Any, bool]:
+    """The model at BASIC level with all shapes; as it was when onnxruntime saves a graph with bodies wrongly."""
+    shaped = _shaped(at_basic_level(model, name))
+    if _has_bodies(model) and not loads(shaped):
+        return _shaped(model), False
+    return shaped, True
+
+
+def _shaped(model: Any) -> Any:
+    """All shapes that onnx can infer, and onnxruntime's for the outputs of its own operators."""
+    shaped = with_shapes(model)
+    missing = outputs_of_unknown_shape(shaped)
+    ends = {value.name: value for value in shaped.graph.output}
+    for found in shapes_by_runtime(shaped, missing) if missing else ():
+        if found.name in ends:
+            ends[found.name].CopyFrom(found)
+        else:
+            shaped.graph.value_info.append(found)
+    return shaped
+
+
+def _port(value: Any) -> InputPort:
+    kind = value.type.tensor_type
+    datatype = datatype_of(kind.elem_type)
+    if not value.type.HasField("tensor_type") or datatype is None or not kind.HasField("shape"):
+        raise EngineError(
+            f"input {value.name!r} is no tensor of numbers with a known rank",
+            next_step="such models are served whole; export it with tensors at its border to cut it",
+        )
+    sizes = (d.dim_value if d.dim_value > 0 else (d.dim_param or None) for d in kind.shape.dim)
+    return InputPort(value.name, datatype, tuple(sizes))
+
+
+def _drop_overridable(model: Any) -> None:
+    """A weight that is also listed as an input could be overridden, so nothing would fold it; nobody overrides here."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.ir_version = max(model.ir_version, 4)  # before 4 weights had to be inputs
 
 
 def _fix_inputs(model: Any, input_shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -69,35 +182,19 @@ def _constants_to_weights(model: Any) -> None:
             model.graph.initializer.append(weight)
         else:
             kept.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
+    if len(kept) < len(model.graph.node):
+        del model.graph.node[:]
+        model.graph.node.extend(kept)
 
 
-def _at_basic_level(model: Any, name: str) -> Any:
-    try:
-        import onnxruntime
-    except ImportError as err:
-        raise ConfigError("onnxruntime is not installed", next_step="install midstream[coordinator]") from err
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    with tempfile.TemporaryDirectory(prefix="midstream-prepare-") as folder:
-        out = Path(folder) / "basic.onnx"
-        options.optimized_model_filepath = str(out)
-        try:
-            onnxruntime.InferenceSession(to_bytes(model), options, providers=["CPUExecutionProvider"])
-        except Exception as err:  # onnxruntime's own exception classes have no common public root
-            raise EngineError(
-                f"onnxruntime cannot prepare {name}: {str(err)[:200]}",
-                next_step="check input_shapes and the model file",
-            ) from err
-        return load_model(out)
+def _has_bodies(model: Any) -> bool:
+    return any(a.HasField("g") or a.graphs for node in model.graph.node for a in node.attribute)
 
 
 def _drop_unused_domains(model: Any) -> None:
     """The saved file imports every operator set onnxruntime knows; other runtimes refuse the unknown ones."""
     used = {node.domain for node in model.graph.node} | {""}
+    used |= {node.domain for function in model.functions for node in function.node}
     kept = [opset for opset in model.opset_import if opset.domain in used]
     del model.opset_import[:]
     model.opset_import.extend(kept)

@@ -14,7 +14,7 @@ from engines.arrays import to_tensor
 from protocol.errors import ConfigError, EngineError, Unsupported
 from split_models.codec import FP16, INT8, RAW, Affine, affine_for, check_codec, dequantise, halve, quantise, wire_bytes
 from split_models.cuts import single_tensor_cuts
-from split_models.onnx_files import MAX_MODEL_BYTES, graph_of, load_model, with_shapes
+from split_models.onnx_files import MAX_MODEL_BYTES, load_model
 from split_models.partition_onnx import Partitioner
 from split_models.prepare_onnx import Prepared, prepare
 
@@ -175,22 +175,6 @@ def tiny(path: Path, nodes: list[onnx.NodeProto], outputs: list[str] | None = No
     )
     path.write_bytes(model.SerializeToString())
     return path
-
-
-def test_a_body_that_captures_outer_values_is_not_cut(tmp_path: Path) -> None:
-    """Extraction loses what the bodies of If and Loop capture: such graphs are served whole."""
-    branch = helper.make_graph(
-        [helper.make_node("Identity", ["a"], ["b"])], "branch", [], [helper.make_tensor_value_info("b", FLOAT, [1, 4])]
-    )
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"]),
-        helper.make_node("ReduceSum", ["a"], ["s"], keepdims=0),
-        helper.make_node("Cast", ["s"], ["c"], to=onnx.TensorProto.BOOL),
-        helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch),
-    ]
-    model = with_shapes(load_model(tiny(tmp_path / "if.onnx", nodes)))
-    with pytest.raises(EngineError, match="body"):
-        graph_of(model)
 
 
 def test_a_model_that_cannot_be_separated_has_no_cuts(tmp_path: Path) -> None:

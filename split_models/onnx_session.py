@@ -1,0 +1,121 @@
+"""onnxruntime while a model is prepared: saved at a level, and asked for shapes. Serving is engines/onnx.py."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ConfigError, EngineError
+from split_models.onnx_files import load_model, onnx_module, to_bytes
+
+BASIC, DISABLED = "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"
+
+_ELEMENTS = {
+    "tensor(float)": 1, "tensor(uint8)": 2, "tensor(int8)": 3, "tensor(uint16)": 4, "tensor(int16)": 5,
+    "tensor(int32)": 6, "tensor(int64)": 7, "tensor(bool)": 9, "tensor(float16)": 10, "tensor(double)": 11,
+    "tensor(uint32)": 12, "tensor(uint64)": 13,
+}  # fmt: skip
+_DTYPES = {
+    1: "f4",
+    2: "u1",
+    3: "i1",
+    4: "u2",
+    5: "i2",
+    6: "i4",
+    7: "i8",
+    9: "?",
+    10: "f2",
+    11: "f8",
+    12: "u4",
+    13: "u8",
+}
+
+
+def at_basic_level(model: Any, name: str) -> Any:
+    """The model as onnxruntime saves it with constants folded. Raises EngineError, ConfigError without onnxruntime."""
+    with tempfile.TemporaryDirectory(prefix="midstream-prepare-") as folder:
+        out = Path(folder) / "basic.onnx"
+        try:
+            _session(to_bytes(model), BASIC, str(out))
+        except ConfigError:
+            raise
+        except Exception as err:  # onnxruntime's own exception classes have no common public root
+            raise EngineError(
+                f"onnxruntime cannot prepare {name}: {_first_line(err)}",
+                next_step="check input_shapes and the model file",
+            ) from err
+        return load_model(out)
+
+
+def loads(model: Any) -> bool:
+    """Whether onnxruntime takes the model as it is."""
+    try:
+        _session(to_bytes(model), DISABLED)
+    except Exception:  # noqa: BLE001 - as above; the caller asks only whether
+        return False
+    return True
+
+
+def shapes_by_runtime(model: Any, names: Sequence[str]) -> Sequence[Any]:
+    """ValueInfoProtos of those of `names` whose shape onnxruntime knows, or that had one shape on three inputs.
+
+    onnx knows no operator of onnxruntime's own, and not what comes out of a Loop. A shape that was only seen is as good
+    as the inputs: a part that answers another one at run time is refused there.
+    """
+    onnx = onnx_module()
+    asking = onnx.ModelProto()
+    asking.CopyFrom(model)
+    there = {value.name for value in asking.graph.output}
+    asking.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
+    try:
+        session = _session(to_bytes(asking), DISABLED)
+        wanted = {value.name: value for value in session.get_outputs() if value.name in names}
+        # A tensor of unknown rank also has the shape []; a known scalar cannot be told apart from it.
+        known = {name: tuple(value.shape) for name, value in wanted.items() if value.shape and _fixed(value.shape)}
+        if len(known) < len(wanted):
+            known |= _seen(session, [name for name in wanted if name not in known])
+    except Exception:  # noqa: BLE001 - as above; unknown shapes stay unknown
+        return []
+    make = onnx.helper.make_tensor_value_info
+    elements = {name: _ELEMENTS.get(wanted[name].type) for name in known}
+    return [make(name, elements[name], shape) for name, shape in known.items() if elements[name]]
+
+
+def _seen(session: Any, names: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+    """Shapes that were the same on zeros and on two seeded random inputs."""
+    import numpy as np
+
+    inputs = [(value.name, value.shape, _ELEMENTS[value.type]) for value in session.get_inputs()]
+    draw = np.random.default_rng(20)
+    seen: list[list[tuple[int, ...]]] = []
+    for spread in (0, 1, 1):
+        feed = {}
+        for name, shape, element in inputs:
+            values = draw.normal(size=shape) if element in (1, 10, 11) else draw.integers(0, 2, size=shape)
+            feed[name] = (values * spread).astype(_DTYPES[element])
+        seen.append([array.shape for array in session.run(list(names), feed)])
+    return {name: first for name, first, second, third in zip(names, *seen, strict=True) if first == second == third}
+
+
+def _session(data: bytes, level: str, save_to: str | None = None) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as err:
+        raise ConfigError("onnxruntime is not installed", next_step="install midstream[coordinator]") from err
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    if save_to is not None:
+        options.optimized_model_filepath = save_to
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def _fixed(shape: Sequence[Any]) -> bool:
+    return all(isinstance(size, int) and size > 0 for size in shape)
+
+
+def _first_line(err: Exception) -> str:
+    return str(err).strip().partition("\n")[0][:200]
