@@ -1,4 +1,4 @@
-"""The check that every tensor model does on its inputs before any runtime sees them."""
+"""Names of a tensor model's ports, and the check of its inputs before any runtime sees them."""
 
 from __future__ import annotations
 
@@ -22,3 +22,21 @@ def match_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[
             raise BadRequest(f"input {spec.name!r} is missing", field=spec.name)
         check_against(by_name[spec.name], spec)
     return [by_name[name] for name in wanted]
+
+
+def unique_names(tensors: Sequence[tuple[int, str]]) -> dict[int, str]:
+    """By index, for (index, name) pairs: the own name where no earlier pair took it, else that and the index.
+
+    For formats that find tensors by index, where names may be empty or repeat.
+    """
+    found: dict[int, str] = {}
+    taken: set[str] = set()
+    for index, own in tensors:
+        if index in found:
+            continue
+        name = own if own and own not in taken else f"{own or 'tensor'}_{index}"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        found[index] = name
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from attrs import frozen
 
 from engines.arrays import datatype_of, to_array, to_tensor
 from engines.digest import file_sha256
-from engines.model_inputs import match_inputs
+from engines.model_inputs import match_inputs, unique_names
 from engines.registry import import_native
 from protocol.errors import BadRequest, EngineError
-from protocol.tensors import Tensor, TensorSpec
+from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec
 
 
 @frozen
@@ -60,6 +61,31 @@ class TfliteRuntime:
         return TfliteModel(interpreter, file)
 
 
+def tensor_shapes(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of the main subgraph by name, after a run on zeros with inputs of these shapes.
+
+    Without delegates, which would hide the tensors inside. Raises EngineError. A hostile file may crash the process:
+    engines.tflite_shapes calls it in a child.
+    """
+    package = _installed()
+    _check_numpy(package)
+    module = import_native(package.module, install="midstream[tflite]")
+    try:
+        plain = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        interpreter = module.Interpreter(model_path=str(file), experimental_op_resolver_type=plain)
+        inputs = {d["name"]: d for d in interpreter.get_input_details()}
+        for name, shape in shapes.items():
+            interpreter.resize_tensor_input(inputs[name]["index"], shape)
+        interpreter.allocate_tensors()
+        for name, shape in shapes.items():
+            interpreter.set_tensor(inputs[name]["index"], _zeros(name, inputs[name]["dtype"], shape))
+        interpreter.invoke()
+        details = interpreter.get_tensor_details()
+    except (ValueError, RuntimeError, SystemError, TypeError, KeyError) as err:
+        raise EngineError(f"{file.name} does not run with these shapes: {_first_line(err)}") from err
+    return {d["name"]: tuple(int(size) for size in d["shape"]) for d in details if d["name"]}
+
+
 class TfliteModel:
     """A loaded TFLite graph. One interpreter serves one thread at a time."""
 
@@ -69,10 +95,11 @@ class TfliteModel:
         self._interpreter: Any = interpreter
         self._file = file
         self._digest: str | None = None
-        self._in = {d["name"]: d for d in interpreter.get_input_details()}
-        self._out = tuple(interpreter.get_output_details())
-        self._inputs = tuple(_spec(d) for d in self._in.values())
-        self._outputs = tuple(_spec(d) for d in self._out)
+        ins, self._out = tuple(interpreter.get_input_details()), tuple(interpreter.get_output_details())
+        names = unique_names([(d["index"], d["name"]) for d in (*ins, *self._out)])
+        self._in = {names[d["index"]]: d for d in ins}
+        self._inputs = tuple(_spec(d, names[d["index"]]) for d in ins)
+        self._outputs = tuple(_spec(d, names[d["index"]]) for d in self._out)
         self._shapes = {name: tuple(int(n) for n in d["shape"]) for name, d in self._in.items()}
 
     @property
@@ -131,11 +158,16 @@ class TfliteModel:
         self._interpreter.allocate_tensors()
 
 
-def _spec(detail: dict[str, Any]) -> TensorSpec:
+def _zeros(name: str, dtype: Any, shape: tuple[int, ...]) -> Any:
+    datatype = datatype_of(dtype, name)
+    return to_array(Tensor(name, datatype, shape, bytes(prod(shape) * DATATYPE_BYTES[datatype])))
+
+
+def _spec(detail: dict[str, Any], name: str) -> TensorSpec:
     signature = detail.get("shape_signature")
     sizes = signature if signature is not None and len(signature) == len(detail["shape"]) else detail["shape"]
     shape = tuple(int(n) if n >= 0 else None for n in sizes)
-    return TensorSpec(detail["name"], datatype_of(detail["dtype"], detail["name"]), shape)
+    return TensorSpec(name, datatype_of(detail["dtype"], name), shape)
 
 
 def _installed() -> _Package:
