@@ -82,7 +82,7 @@ class ControlSide:
     cloud: CloudLink
     sink: Sink
     emit: Emit
-    on_link: Callable[[str, UnderWay], None]
+    on_link: Callable[[str, str, int, UnderWay], None]
     keys: dict[str, bytes]
     labels: dict[str, str]
     holder: PolicyHolder
@@ -219,7 +219,7 @@ class ControlSide:
         link = HttpLink("cloud", url_of(host, port), ssl=self.context, sink=self.sink, clock=self.clock)
         await self.cloud.point_to(link)
         # Only now: transfers that the old link had to end are not the new one's.
-        self.on_link(link.name, link.under_way)
+        self.on_link(link.name, host, port, link.under_way)
 
     def _broker_tls(self, enrolment: Enrolment, port: int) -> bool:
         if self.config.broker_tls is not None:

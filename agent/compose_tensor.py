@@ -22,6 +22,7 @@ from engines.slowed import SlowedRuntime
 from engines.store import ModelStore, Stored
 from links.port import Mount
 from netprobe.probe import LinkProbe
+from netprobe.view import LinkView
 from profiles.benchmark import Probe
 from profiles.facts import model_budget_bytes, usable_cores
 from profiles.rates import Slowdowns
@@ -55,7 +56,10 @@ class ChosenStore(ModelStore):
 
 
 class TensorSide:
-    """The tensor engines of this device and the mount of the way. Make it on the event loop."""
+    """The tensor engines of this device and the mount of the way. Make it on the event loop.
+
+    look: called before anything is asked or told of the links, so that another network is noticed first.
+    """
 
     def __init__(
         self,
@@ -67,7 +71,9 @@ class TensorSide:
         health: Health,
         clock: Clock = time.monotonic,
         slowdowns: Slowdowns | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
+        self._look_at_network = look
         self._config = config
         self._health = health
         self._cloud = cloud
@@ -103,7 +109,7 @@ class TensorSide:
                 store=self._store,
                 compute=self._pictures,
                 policy=lambda: policy().split,
-                links=lambda: views_of(probe),
+                links=self._views,
                 remotes=self._remotes,
                 slowdowns=slowdowns or Slowdowns(),
                 emit=emit,
@@ -182,7 +188,12 @@ class TensorSide:
     def _remotes(self) -> Mapping[str, Remote]:
         return {"cloud": Remote(self._endpoint, self._cloud)} if self._cloud.available else {}
 
+    def _views(self) -> Mapping[str, LinkView]:
+        self._look_at_network()
+        return views_of(self._probe)
+
     def _sample(self, sample: TransferSample) -> None:
+        self._look_at_network()
         self._probe.add(sample)
         self._emit(sample)
 

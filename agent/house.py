@@ -23,6 +23,7 @@ from agent.health import Health
 from agent.http import house_routes, serve_house
 from agent.identity import IdentityStore
 from agent.lifecycle import Track
+from agent.link_memory import LinkMemory
 from agent.policy import PolicyHolder, PolicyPorts
 from agent.profiler import Profiler
 from agent.registration import Registrar, keep_registered
@@ -34,7 +35,7 @@ from engines.catalogue import load_catalogue
 from engines.registry import ImportGuard, use_guard
 from engines.store import ModelStore
 from links.http_server import RunningServer
-from netprobe.probe import LinkProbe, UnderWay
+from netprobe.probe import LinkProbe
 from profiles.benchmark import Probe, decode_benchmark
 from profiles.rates import Slowdowns
 from profiles.timing import memory_probe
@@ -76,11 +77,19 @@ class House:
         keys: dict[str, bytes] = {}
         labels = dict(config.labels)
         self.probe = LinkProbe(self.clock)
+        self.links = LinkMemory(config.state_dir / "links.json", self.probe, self.clock, wall_now)
         self.slowdowns = Slowdowns()
         self.cloud = CloudLink(self._on_trouble)
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
         self.tensors = TensorSide(
-            config, self.cloud, self.probe, self.holder.current, self.emit, self.health, slowdowns=self.slowdowns
+            config,
+            self.cloud,
+            self.probe,
+            self.holder.current,
+            self.emit,
+            self.health,
+            slowdowns=self.slowdowns,
+            look=self.links.look,
         )
         self.texts = TextSide(
             config, store, self.cloud, self.health, self.holder.current, self.emit, self._kept, self.slowdowns
@@ -151,7 +160,7 @@ class House:
             cloud=self.cloud,
             sink=self.tensors.sink,
             emit=self.emit,
-            on_link=self._on_link,
+            on_link=self.links.lead,
             keys=keys,
             labels=labels,
             holder=self.holder,
@@ -173,7 +182,7 @@ class House:
             health=self.health,
             open_server=self._open_server,
             ways=self.ways,
-            tracks=(self.control.run, self._measure, self._offer, self._report),
+            tracks=(self.control.run, self._measure, self._offer, self._report, self.links.run),
             drain=self._drain,
             close=self._close,
         )
@@ -256,11 +265,7 @@ class House:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.cloud.close()
-
-    def _on_link(self, link: str, under_way: UnderWay) -> None:
-        """The data link leads elsewhere: what was measured of the way before says nothing of this one."""
-        self.probe.reset(link)
-        self.probe.watch(link, under_way)
+        await self.links.keep()
 
     def _on_trouble(self, error: LinkError) -> None:
         if self.control.connector is not None:

@@ -8,6 +8,7 @@ from math import isfinite
 from attrs import evolve
 
 from netprobe.change import DEFAULT_RULES, ChangeRules
+from netprobe.past import past_of, round_trip_of, ways_of
 from netprobe.round_trip import SMALL_BYTES, RoundTrip
 from netprobe.under_way import held_down
 from netprobe.view import UNKNOWN_LINK, LinkView
@@ -15,6 +16,7 @@ from netprobe.way import Way
 from netprobe.window import Pair
 from protocol.clock import Clock
 from protocol.events import Direction, TransferSample
+from protocol.link_memory import PastLink
 
 MAX_LINKS = 64
 
@@ -39,6 +41,8 @@ class LinkProbe:
         self._watched: dict[str, UnderWay] = {}
         self.resets = 0
         """Change points seen so far, over all links."""
+        self.taken = 0
+        """Transfers that joined what is known so far, over all links."""
 
     def add(self, sample: TransferSample) -> None:
         """Take one sample; nonsense (not finite, negative) is dropped.
@@ -61,6 +65,7 @@ class LinkProbe:
         rtt_s = self._rtt_s(sample.link)
         if sample.complete and sample.seconds > 0:
             self.resets += way.take(pair, sample.idle_before_s, rtt_s, self._rules)
+            self.taken += 1
         elif not sample.complete and sample.size_bytes >= SMALL_BYTES:
             way.give_up(pair, rtt_s, self._rules)
 
@@ -116,6 +121,32 @@ class LinkProbe:
         for key in [key for key in self._ways if key[0] == link]:
             del self._ways[key]
         self._round_trips.pop(link, None)
+
+    def renewed(self, link: str) -> None:
+        """`link` leads to the same place by new connections: what the old ones left unfinished says nothing of them."""
+        for way in self._of(link).values():
+            way.unfinished = None
+
+    def past(self, link: str) -> PastLink:
+        """What is known of `link`, in ages: to be kept while the process, or the network, is another."""
+        return past_of(self._of(link), self._round_trips.get(link, RoundTrip()), self._clock())
+
+    def recall(self, link: str, past: PastLink, older_s: float = 0.0) -> None:
+        """Know of `link` what `past` says, and nothing else. It is taken to be `older_s` older than it says.
+
+        A window that is old serves until the first transfer that contradicts it (ChangeRules.old_s).
+        """
+        self.reset(link)
+        now_s = self._clock()
+        for direction, way in ways_of(past, now_s, older_s).items():
+            if way.window.pairs and len(self._ways) < 2 * MAX_LINKS:
+                self._ways[link, direction] = way
+        trip = round_trip_of(past, now_s, older_s)
+        if trip.samples and len(self._round_trips) < MAX_LINKS:
+            self._round_trips[link] = trip
+
+    def _of(self, link: str) -> Mapping[Direction, Way]:
+        return {direction: way for (name, direction), way in self._ways.items() if name == link}
 
     def _take_round_trip(self, sample: TransferSample) -> None:
         if sample.idle_before_s <= self._rules.idle_s or sample.link not in self._round_trips:
