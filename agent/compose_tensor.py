@@ -94,13 +94,9 @@ class TensorSide:
         )
         self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
         self._runtimes = _runtimes(config.slowdown)
+        pool = ModelPool(model_budget_bytes(LEAST_BUDGET_BYTES))
         self._local = LocalEndpoint(
-            self._store,
-            ModelPool(model_budget_bytes(LEAST_BUDGET_BYTES)),
-            self._executor,
-            self._runtimes,
-            threads=self.threads,
-            clock=clock,
+            self._store, pool, self._executor, self._runtimes, threads=self.threads, clock=clock
         )
         self._way = DeviceWay(
             SplitSettings(speed_ratio=config.slowdown),

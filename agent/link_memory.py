@@ -118,7 +118,7 @@ class LinkMemory:
         known = self._stored.pop((link, led.way), None)
         if known is not None:
             self._probe.recall(link, known.past, known.older_s + now_s - known.at_s)
-        elif before is not None:
+        else:
             self._probe.reset(link)
 
     def _store(self, key: tuple[str, str], stored: _Stored) -> None:
