@@ -112,7 +112,9 @@ def may_publish(name: str, fleet: str, topic: str) -> bool:
     own = _topics(fleet, name)
     if own is None:
         return False
-    return topic in (own.state, own.profile, own.policy_reported) or topic.startswith(f"{own.root}/tele/")
+    return topic in (own.state, own.profile, own.policy_reported, own.signal_offer) or topic.startswith(
+        f"{own.root}/tele/"
+    )
 
 
 def may_read(name: str, fleet: str, pattern: str) -> bool:

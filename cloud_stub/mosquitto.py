@@ -69,6 +69,7 @@ def mosquitto_acl(fleet: str) -> str:
         f"pattern write {own}/state\n"
         f"pattern write {own}/profile\n"
         f"pattern write {own}/policy/reported\n"
+        f"pattern write {own}/signal/offer\n"
         f"pattern write {own}/tele/+\n"
     )
 

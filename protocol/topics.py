@@ -16,7 +16,9 @@ COORDINATOR = "_coord"
 MAX_PAYLOAD_BYTES = 64 << 10
 """Largest document on a topic; larger messages are dropped unread."""
 
-Kind = Literal["state", "profile", "policy/desired", "policy/reported", "tele"]
+Kind = Literal[
+    "state", "profile", "policy/desired", "policy/reported", "signal/offer", "signal/answer", "tele"
+]  # fmt: skip
 
 _ID = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 
@@ -67,6 +69,16 @@ class Topics:
         """Retained answer of the device: what is in force and why not what was asked."""
         return f"{self.root}/policy/reported"
 
+    @property
+    def signal_offer(self) -> str:
+        """Signed offer of a WebRTC connection, written by the device; not retained."""
+        return f"{self.root}/signal/offer"
+
+    @property
+    def signal_answer(self) -> str:
+        """The coordinator's signed answer or refusal; not retained."""
+        return f"{self.root}/signal/answer"
+
     def tele(self, kind: str) -> str:
         """Telemetry of one kind; not retained."""
         return f"{self.root}/tele/{check_id(kind, what='kind')}"
@@ -102,7 +114,7 @@ def parse(topic: str) -> ParsedTopic:
     if device_id == COORDINATOR and rest == "state":
         return ParsedTopic(fleet, device_id, "state")
     check_id(device_id, what="device_id")
-    if rest in ("state", "profile", "policy/desired", "policy/reported"):
+    if rest in ("state", "profile", "policy/desired", "policy/reported", "signal/offer", "signal/answer"):
         return ParsedTopic(fleet, device_id, rest)  # type: ignore[arg-type]
     if len(parts) == 6 and parts[4] == "tele":
         return ParsedTopic(fleet, device_id, "tele", check_id(parts[5], what="kind"))

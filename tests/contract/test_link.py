@@ -1,4 +1,4 @@
-"""One suite over every Link: memory, shaped memory, HTTP, HTTP through a shaping proxy, HTTP over mutual TLS."""
+"""One suite over every Link: memory, shaped memory, HTTP, through a shaping proxy, over mutual TLS, and WebRTC."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
+from links.channel_link import ChannelLink
+from links.channel_server import ChannelServer, Peer
+from links.channel_session import Session
 from links.http import HttpLink
 from links.http_server import plain_error, serve
 from links.memory import MemoryLink
@@ -18,9 +21,10 @@ from links.shaped import Conditions, ShapedLink, ShaperProxy
 from links.tls import client_context, server_context
 from protocol.errors import BadRequest, LinkClosed, LinkError, LinkTimeout, TooLarge
 from protocol.events import TransferSample
+from tests.unit.links.data_channels import connected
 from tests.unit.links.pki import make_authority
 
-KINDS = ("memory", "shaped", "http", "proxied", "tls")
+KINDS = ("memory", "shaped", "http", "proxied", "tls", "webrtc")
 
 
 @define
@@ -90,6 +94,13 @@ async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
                 fast = Conditions(up_bytes_per_s=1e9, down_bytes_per_s=1e9, delay_s=0.001)
                 inner = MemoryLink("cloud", routes, frame_routes, on_error=plain_error)
                 house.link = ShapedLink(inner, lambda at_s: fast, sink=sink)
+        elif kind == "webrtc":
+            ours, theirs = await connected()
+            served = ChannelServer(routes, frame_routes, Peer("pi-1"), on_error=plain_error)
+            far = Session(theirs, "pi-1", accept=served.accept)
+            for end in (far.close, served.close):
+                stack.push_async_callback(end)
+            house.link = ChannelLink("cloud", Session(ours, "cloud"), sink=sink)
         else:
             server_tls = client_tls = None
             if kind == "tls":

@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("agent", "cloud_stub", "engines", "gateway", "links", "netprobe", "profiles", "protocol", "split_models")
 HEAVY = (
+    "aiortc",
+    "av",
     "numpy",
     "onnx",
     "onnxruntime",

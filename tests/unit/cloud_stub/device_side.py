@@ -27,11 +27,15 @@ class DeviceKey:
         request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(self.key, hashes.SHA256())
         return request.public_bytes(Encoding.PEM).decode()
 
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
     def write(self, folder: Path, cert_pem: str) -> tuple[Path, Path]:
         """Certificate and key as files for a TLS context."""
         cert, key = folder / f"{self.device_id}.pem", folder / f"{self.device_id}.key"
         cert.write_text(cert_pem)
-        key.write_bytes(self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        key.write_bytes(self.key_pem)
         return cert, key
 
 

@@ -20,6 +20,8 @@ def test_every_topic_comes_apart_again(fleet: str, device: str, name: str) -> No
         (topics.profile, "profile"),
         (topics.policy_desired, "policy/desired"),
         (topics.policy_reported, "policy/reported"),
+        (topics.signal_offer, "signal/offer"),
+        (topics.signal_answer, "signal/answer"),
     ):
         found = parse(topic)
         assert (found.fleet, found.device_id, found.kind, found.name) == (fleet, device, kind, "")
