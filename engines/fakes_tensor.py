@@ -32,11 +32,17 @@ def double(data: bytes | memoryview) -> bytes:
 
 
 class FakeTensorModel:
-    """y = 2 x. `delay_s` is slept in each run; errors of `failures` are raised by the next runs, one each."""
+    """y = 2 x. `delay_s` is slept in each run; errors of `failures` are raised by the next runs, one each.
+
+    rows: the first dimension; None leaves it free.
+    """
 
     thread_safe = True
 
-    def __init__(self, *, delay_s: float = 0.0, failures: Sequence[MidstreamError] = ()) -> None:
+    def __init__(
+        self, *, delay_s: float = 0.0, failures: Sequence[BaseException] = (), rows: int | None = None
+    ) -> None:
+        self._rows = rows
         self._delay_s = delay_s
         self._failures = list(failures)
         self._closed = False
@@ -44,7 +50,7 @@ class FakeTensorModel:
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        return (INPUT,)
+        return (TensorSpec(INPUT.name, INPUT.datatype, (self._rows, 4)),)
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
@@ -76,11 +82,17 @@ class FakeTensorRuntime:
     version = "1"
 
     def __init__(
-        self, *, delay_s: float = 0.0, load_delay_s: float = 0.0, failures: Sequence[MidstreamError] = ()
+        self,
+        *,
+        delay_s: float = 0.0,
+        load_delay_s: float = 0.0,
+        failures: Sequence[BaseException] = (),
+        rows: int | None = None,
     ) -> None:
+        self._rows = rows
         self._delay_s = delay_s
         self._load_delay_s = load_delay_s
-        self._failures = tuple(failures)
+        self.failures = tuple(failures)
         self.loaded: list[FakeTensorModel] = []
 
     def load(self, file: Path, threads: int) -> FakeTensorModel:
@@ -92,7 +104,7 @@ class FakeTensorRuntime:
             raise EngineError(f"{file.name} is not there") from err
         if not is_model:
             raise EngineError(f"{file.name} is not a fake model")
-        model = FakeTensorModel(delay_s=self._delay_s, failures=self._failures)
+        model = FakeTensorModel(delay_s=self._delay_s, failures=self.failures, rows=self._rows)
         self.loaded.append(model)
         return model
 

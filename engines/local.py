@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -13,15 +15,20 @@ from attrs import define, field, frozen
 
 from engines.digest import file_sha256
 from engines.executor import BoundedExecutor, Ticket
-from engines.pool import Closable, Lease, ModelPool, estimate_bytes
+from engines.pool import RETRY_AFTER_S, Closable, Lease, ModelPool, estimate_bytes
 from engines.port import TensorAnswer, TensorModel, TensorRuntime
 from protocol.clock import Clock
-from protocol.errors import BadRequest, EngineError, Full, NotFound
+from protocol.errors import BadRequest, EngineError, Full, Loading, NotFound
 from protocol.models import CatalogueEntry
-from protocol.tensors import Tensor, TensorSpec
+from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec
 
 MAX_REGISTERED = 4096
 """Heads and tails of all bundles of a house; more is a leak."""
+
+
+WARM_RUNS = 3
+LONG_WARM_S = 0.1
+"""The first run of a model allocates and is slow; of a model whose runs take longer than this one is enough."""
 
 
 class ModelFiles(Protocol):
@@ -49,15 +56,31 @@ class _Slot:
     model: TensorModel
     digest: str
     turn: threading.Lock | None = field(default=None)
+    warm_s: float | None = None
+    """Seconds of a run with empty inputs, once it was warm; None when it was not tried."""
 
     def close(self) -> None:
         self.model.close()
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        if self.turn is None:
-            return self.model.run(inputs)
-        with self.turn:
-            return self.model.run(inputs)
+        try:
+            with self.turn or contextlib.nullcontext():
+                return self.model.run(inputs)
+        except MemoryError as err:
+            raise EngineError("no memory left for this run", next_step="free memory, or use another arm") from err
+
+    def warm(self, clock: Clock) -> None:
+        """Run until a run costs what it will cost; models with free dimensions or texts are left as they are."""
+        if any(None in spec.shape or spec.datatype not in DATATYPE_BYTES for spec in self.model.inputs):
+            return
+        inputs = [_empty(spec) for spec in self.model.inputs]
+        for _ in range(WARM_RUNS):
+            began_s = clock()
+            self.run(inputs)
+            seconds = clock() - began_s
+            self.warm_s = min(self.warm_s or seconds, seconds)
+            if seconds > LONG_WARM_S:
+                return
 
 
 class LocalEndpoint:
@@ -94,9 +117,12 @@ class LocalEndpoint:
         # for all who want it, so no more loads can wait than there are models; deadlines bound those who ask.
         self._loader = BoundedExecutor(f"{executor.name}-load", 1, clock=clock, bounded=False)
 
-    async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
+    async def infer(
+        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+    ) -> TensorAnswer:
         """Answer within `deadline_s` seconds from now.
 
+        load: False raises Loading at once for a model that is not in memory.
         Raises NotFound, BadRequest, Full (no room, or the queue alone would pass the deadline) or EngineError.
         """
         began_s = self._clock()
@@ -105,7 +131,8 @@ class LocalEndpoint:
             raise Full(f"the queue is {wait_s:.2f} s long, the deadline {deadline_s:.2f} s", retry_after_s=wait_s)
         try:
             async with asyncio.timeout(deadline_s):
-                run = _Run(await self._lease(self._resolve(model)), tuple(inputs))
+                lease = await self._lease(self._resolve(model)) if load else self._leased(model)
+                run = _Run(lease, tuple(inputs))
                 try:
                     outputs, ticket = await self._executor.run_timed(run)
                 finally:
@@ -141,16 +168,21 @@ class LocalEndpoint:
         if self._registered.pop(name, None) is not None:
             self._pool.drop(name)
 
-    async def preload(self, name: str, *, keep: bool = False) -> None:
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None:
         """Load before the first request; with `keep`, stay loaded until unregister or close.
 
+        warm: a model that is loaded by this also runs before it counts as loaded, off the executor; returns the seconds
+        of its last run, None for one that was in memory already or has free dimensions.
         Raises NotFound, EngineError, or Full when models in use hold the memory.
         """
-        lease = await self._lease(self._resolve(name))
+        lease = await self._lease(self._resolve(name), warm)
+        slot = lease.value
+        seconds = slot.warm_s if isinstance(slot, _Slot) else None
         if keep and name not in self._pinned:
             self._pinned[name] = lease
         else:
             lease.release()
+        return seconds
 
     def loaded(self, name: str) -> bool:
         """Whether `name` answers without loading first."""
@@ -191,7 +223,7 @@ class LocalEndpoint:
             )
         return Registered(name, self._files.path(name), entry.sha256, entry.format)
 
-    async def _lease(self, wanted: Registered) -> Lease[Closable]:
+    async def _lease(self, wanted: Registered, warm: bool = False) -> Lease[Closable]:
         """Lease a loaded model, else load it off the loop; those who come meanwhile share the load."""
         while True:
             lease = self._pool.try_acquire(wanted.name)
@@ -199,22 +231,27 @@ class LocalEndpoint:
                 return lease
             task = self._loading.get(wanted.name)
             if task is None:
-                task = asyncio.create_task(self._load(wanted), name=f"load {wanted.name}")
+                task = asyncio.create_task(self._load(wanted, warm), name=f"load {wanted.name}")
                 self._loading[wanted.name] = task
                 task.add_done_callback(lambda _: self._loading.pop(wanted.name, None))
             await asyncio.shield(task)
 
-    async def _load(self, wanted: Registered) -> None:
+    async def _load(self, wanted: Registered, warm: bool) -> None:
         runtime = self._runtimes.get(wanted.runtime)
         if runtime is None:
             raise EngineError(
                 f"no engine here runs {wanted.runtime!r} files",
                 next_step=f"install midstream[{wanted.runtime}] or use another model",
             )
-        lease = await self._loader.run(
-            self._pool.acquire, wanted.name, _size_bytes(wanted.file), _loader(runtime, wanted, self._threads)
-        )
+        load = _loader(runtime, wanted, self._threads, self._clock if warm else None)
+        lease = await self._loader.run(self._pool.acquire, wanted.name, _size_bytes(wanted.file), load)
         lease.release()
+
+    def _leased(self, name: str) -> Lease[Closable]:
+        lease = self._pool.try_acquire(self._resolve(name).name)
+        if lease is None:
+            raise Loading(f"{name} is not in memory", retry_after_s=RETRY_AFTER_S)
+        return lease
 
     def _unpin(self, name: str) -> None:
         lease = self._pinned.pop(name, None)
@@ -255,12 +292,27 @@ class _Run:
             self._lease.release()
 
 
-def _loader(runtime: TensorRuntime, wanted: Registered, threads: int) -> Callable[[], _Slot]:
+def _loader(runtime: TensorRuntime, wanted: Registered, threads: int, warm_by: Clock | None) -> Callable[[], _Slot]:
     def load() -> _Slot:
-        model = runtime.load(wanted.file, threads)
-        return _Slot(model, wanted.digest, None if getattr(model, "thread_safe", False) else threading.Lock())
+        try:
+            model = runtime.load(wanted.file, threads)
+        except MemoryError as err:
+            raise EngineError(f"no memory left to load {wanted.name}", next_step="free memory, or use less") from err
+        slot = _Slot(model, wanted.digest, None if getattr(model, "thread_safe", False) else threading.Lock())
+        try:
+            if warm_by is not None:
+                slot.warm(warm_by)
+        except BaseException:
+            slot.close()
+            raise
+        return slot
 
     return load
+
+
+def _empty(spec: TensorSpec) -> Tensor:
+    shape = tuple(size or 0 for size in spec.shape)
+    return Tensor(spec.name, spec.datatype, shape, bytes(prod(shape) * DATATYPE_BYTES[spec.datatype]))
 
 
 def _size_bytes(file: Path) -> int:

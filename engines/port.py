@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from attrs import frozen
+from attrs import field, frozen
 
+from links.port import WireTimes
 from protocol.events import TransferSample
 from protocol.tensors import Tensor, TensorSpec
 from protocol.text import TextCapabilities, TextRequest, Token
@@ -54,6 +55,7 @@ class TensorAnswer:
 
     encode_s, decode_s: making and reading bodies here, compression included. up_bytes, down_bytes: bodies as they
     crossed. All four are 0 where nothing crossed.
+    `wire` is what the link measured, all zero if it does not.
     """
 
     outputs: Sequence[Tensor]
@@ -65,6 +67,7 @@ class TensorAnswer:
     decode_s: float = 0.0
     up_bytes: int = 0
     down_bytes: int = 0
+    wire: WireTimes = field(factory=WireTimes)
 
 
 class TensorEndpoint(Protocol):

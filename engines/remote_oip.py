@@ -191,6 +191,7 @@ class RemoteEndpoint:
             decode_s=seconds[1],
             up_bytes=up_bytes,
             down_bytes=len(reply.body),
+            wire=reply.times,
         )
 
 
@@ -210,6 +211,16 @@ class _Compressing:
 async def _aside(work: Callable[[], T], size_bytes: int) -> T:
     """Large work in a thread, small work at once: a change of threads costs more than it."""
     return await asyncio.to_thread(work) if size_bytes > MAX_HERE_BYTES else work()
+
+
+async def ask_to_load(link: Link, model: str, deadline_s: float) -> bool:
+    """Have a server load a model before its first request (load of Triton's model repository extension).
+
+    False when it refuses: servers without the extension load by themselves. Raises LinkError.
+    """
+    path = f"/v2/repository/models/{quote(model, safe='')}/load"
+    reply = await link.exchange(path, {"content-type": "application/json"}, b"{}", deadline_s)
+    return reply.status == 200
 
 
 def error_of(reply: Reply, model: str) -> MidstreamError:

@@ -19,7 +19,7 @@ import aiohttp
 from attrs import define
 
 from links.frames import WebSocketFrames
-from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply
+from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply, WireTimes
 from links.tls import tls_error
 from protocol.clock import Clock
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
@@ -94,6 +94,17 @@ def server_seconds(headers: Mapping[str, str]) -> float:
                     return 0.0
                 return milliseconds / 1000 if 0 <= milliseconds < float("inf") else 0.0
     return 0.0
+
+
+def _times(transfer: _Transfer, server_s: float, answered_s: float, ended_s: float) -> WireTimes:
+    sending_s = transfer.started_s if transfer.sending_s is None else transfer.sending_s
+    there_s = min(server_s, answered_s - sending_s)
+    return WireTimes(
+        connect_s=sending_s - transfer.started_s,
+        send_s=answered_s - sending_s - there_s,
+        server_s=there_s,
+        receive_s=ended_s - answered_s,
+    )
 
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:
@@ -174,12 +185,15 @@ class HttpLink:
                 await self._respond(method, path, headers, body, transfer) as response,
             ):
                 reply_headers = _lower(response.headers)
-                self._answered(transfer, server_seconds(reply_headers))
+                server_s = server_seconds(reply_headers)
+                self._answered(transfer, server_s)
                 started_s = self._clock()
                 data = await self._read(response, self._max_reply_bytes)
+                ended_s = self._clock()
                 if len(data) >= LARGE_REPLY_BYTES:
-                    self._emit("down", transfer, len(data), self._clock() - started_s)
-                return Reply(status=response.status, headers=reply_headers, body=data)
+                    self._emit("down", transfer, len(data), ended_s - started_s)
+                times = _times(transfer, server_s, started_s, ended_s)
+                return Reply(status=response.status, headers=reply_headers, body=data, times=times)
 
     async def lines(
         self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float
@@ -365,6 +379,10 @@ class HttpLink:
         where = f"{self._name} ({self._base_url}{path})"
         try:
             yield
+        except asyncio.CancelledError:
+            # Another arm answered first, or the client left: that the transfer took at least so long is known anyway.
+            self._abandoned(transfer)
+            raise
         except TimeoutError as err:
             self._abandoned(transfer)
             raise LinkTimeout(

@@ -43,12 +43,31 @@ class ClockNotSet(LinkError):
 
 
 @frozen
+class WireTimes:
+    """Where the seconds of one exchange went; together they are all of it. All zero: this link does not measure them.
+
+    connect_s: until the first byte left: a free connection, the name looked up, TLS. send_s: the way up, and the first
+    byte's way down. server_s: what the peer says it took (`server-timing: app;dur`). receive_s: the rest of the answer.
+    """
+
+    connect_s: float = 0.0
+    send_s: float = 0.0
+    server_s: float = 0.0
+    receive_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.connect_s + self.send_s + self.server_s + self.receive_s
+
+
+@frozen
 class Reply:
     """A whole answer. Header names are lower case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    times: WireTimes = field(factory=WireTimes)
 
 
 class FrameStream(Protocol):

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from links.port import FrameStream, Link, Reply
+from links.port import FrameStream, Link, Reply, WireTimes
 from protocol.clock import Clock
 from protocol.errors import ConfigError
 from protocol.events import Direction, TransferSample
@@ -297,10 +297,13 @@ class ShapedLink:
     async def exchange(
         self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float, method: str = "POST"
     ) -> Reply:
-        await self._travel("up", len(body))
+        sent_s = await self._travel("up", len(body))
         reply = await self._link.exchange(path, headers, body, deadline_s, method)
-        await self._travel("down", len(reply.body))
-        return reply
+        received_s = await self._travel("down", len(reply.body))
+        if reply.times == WireTimes():
+            return reply
+        times = evolve(reply.times, send_s=reply.times.send_s + sent_s, receive_s=reply.times.receive_s + received_s)
+        return evolve(reply, times=times)
 
     async def lines(
         self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float
@@ -322,20 +325,22 @@ class ShapedLink:
     async def close(self) -> None:
         await self._link.close()
 
-    async def _travel(self, direction: Direction, size_bytes: int, sampled: bool = True) -> None:
+    async def _travel(self, direction: Direction, size_bytes: int, sampled: bool = True) -> float:
+        """Wait as long as so many bytes take; returns the seconds."""
         now = self._trace(self._clock() - self._began_s)
         rate = now.up_bytes_per_s if direction == "up" else now.down_bytes_per_s
         seconds = now.delay_s + (size_bytes / rate if rate > 0 else float("inf"))
         began_s = self._clock()
         # A dead link waits for the trace to come back to life, which the caller's deadline bounds.
         await asyncio.sleep(min(seconds, 3600.0))
+        now_s = self._clock()
         if sampled:
-            now_s = self._clock()
             self._sink(
                 TransferSample(
                     at_s=now_s, link=self.name, direction=direction, size_bytes=size_bytes, seconds=now_s - began_s
                 )
             )
+        return now_s - began_s
 
 
 class _ShapedStream:

@@ -6,7 +6,7 @@ Metrics, logs and telemetry are folds over these in the compositions. Emitting n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from attrs import frozen
@@ -43,8 +43,13 @@ class TransferSample(Event):
 class TensorDone(Event):
     """A tensor request ended. `arm` reads device, cut:<id>:<codec> or cloud.
 
-    Stages, in seconds: queue_s waiting in executors, pre_s and post_s the recipe's work before and after the model,
-    head_s the model (or its head) on this side, wire_s transfers, server_s the far end.
+    Stages, in seconds; together they are total_s but for what the event loop itself takes: lost_s waiting for an arm
+    that did not answer, queue_s waiting in executors here, pre_s and post_s the recipe's work before and after the
+    model, head_s the model (or its head) on this side, encode_s the request's body, connect_s a free connection (DNS
+    and TLS included), send_s the way up, server_queue_s and server_s the far end, receive_s the way down and the
+    answer's tensors.
+
+    hedged: the device began while the link's arm was under way. winner: `device` or `link`, of a hedged request.
     """
 
     request_id: str
@@ -52,15 +57,32 @@ class TensorDone(Event):
     arm: str
     status: str
     total_s: float
+    lost_s: float = 0.0
     queue_s: float = 0.0
     pre_s: float = 0.0
     head_s: float = 0.0
-    wire_s: float = 0.0
+    encode_s: float = 0.0
+    connect_s: float = 0.0
+    send_s: float = 0.0
+    server_queue_s: float = 0.0
     server_s: float = 0.0
+    receive_s: float = 0.0
     post_s: float = 0.0
     up_bytes: int = 0
     down_bytes: int = 0
     reason: str = ""
+    hedged: bool = False
+    winner: Literal["", "device", "link"] = ""
+
+    def stages(self) -> Mapping[str, float]:
+        """Seconds by stage, in the order of a request."""
+        return {name: getattr(self, f"{name}_s") for name in STAGES}
+
+
+STAGES = (
+    "lost", "queue", "pre", "head", "encode", "connect", "send", "server_queue", "server", "receive", "post",
+)  # fmt: skip
+"""Of a tensor request; see TensorDone."""
 
 
 @frozen(kw_only=True)

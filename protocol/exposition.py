@@ -37,6 +37,8 @@ _Kind = Literal["counter", "gauge", "histogram"]
 _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_requests_total": ("counter", "Requests that ended, by way, model and status."),
     "midstream_tensor_arms_total": ("counter", "Tensor requests by the arm that answered."),
+    "midstream_hedges_started_total": ("counter", "Tensor requests for which the device began beside the link."),
+    "midstream_hedges_won_total": ("counter", "Of these, the ones that the device answered."),
     "midstream_arm_switches_total": ("counter", "Changes of the arm that a model's requests take."),
     "midstream_handovers_total": ("counter", "Streams moved by plan from one side to another."),
     "midstream_source_lost_total": ("counter", "Streams continued elsewhere after their side was lost."),
@@ -61,8 +63,6 @@ _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_link_up": ("gauge", "1 while a link or control channel is up."),
     "midstream_policy_version": ("gauge", "Version of the last accepted policy."),
 }
-
-_STAGES = ("queue_s", "pre_s", "head_s", "wire_s", "server_s", "post_s")
 
 
 class Exposition:
@@ -125,11 +125,12 @@ class Exposition:
         arm = event.arm.partition(":")[0]
         self._count("midstream_tensor_arms_total", {"model": event.model, "arm": event.arm})
         self._observe("midstream_tensor_seconds", event.total_s, {"model": event.model, "arm": arm})
-        for stage in _STAGES:
-            seconds = getattr(event, stage)
+        for stage, seconds in event.stages().items():
             if seconds > 0:
-                labels = {"model": event.model, "stage": stage.removesuffix("_s")}
-                self._observe("midstream_tensor_stage_seconds", seconds, labels)
+                self._observe("midstream_tensor_stage_seconds", seconds, {"model": event.model, "stage": stage})
+        if event.hedged:
+            self._count("midstream_hedges_started_total", {"model": event.model})
+            self._count("midstream_hedges_won_total", {"model": event.model}, event.winner == "device")
 
     def _text_done(self, event: TextDone) -> None:
         model = {"model": event.model}

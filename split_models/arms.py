@@ -7,6 +7,7 @@ cloud:  encoded input over the link -> whole recipe there
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -36,6 +37,14 @@ class FarEndError(LinkError):
         self.cause = cause
 
 
+class LocalModels(Protocol):
+    """Models of this device by name; engines.local.LocalEndpoint is one."""
+
+    async def infer(
+        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+    ) -> TensorAnswer: ...
+
+
 class Compute(Protocol):
     """Where pre- and post-processing run; engines.executor.BoundedExecutor is one."""
 
@@ -44,16 +53,26 @@ class Compute(Protocol):
 
 @frozen
 class Spent:
-    """Where one request's time and bytes went."""
+    """Where one request's time and bytes went; protocol.events.TensorDone says what each is."""
 
     queue_s: float = 0.0
     before_s: float = 0.0
     compute_s: float = 0.0
-    wire_s: float = 0.0
+    encode_s: float = 0.0
+    connect_s: float = 0.0
+    send_s: float = 0.0
+    server_queue_s: float = 0.0
     server_s: float = 0.0
+    receive_s: float = 0.0
     after_s: float = 0.0
     up_bytes: int = 0
     down_bytes: int = 0
+
+    @property
+    def total_s(self) -> float:
+        here_s = self.queue_s + self.before_s + self.compute_s + self.after_s
+        there_s = self.server_queue_s + self.server_s
+        return here_s + self.encode_s + self.connect_s + self.send_s + there_s + self.receive_s
 
 
 @frozen
@@ -67,19 +86,24 @@ class ArmAnswer:
 
 @define(eq=False)
 class Work:
-    """One request's input. `made` is filled by the first arm that needs it: a second one need not decode again."""
+    """One request's input. `made` is filled by the first arm that needs it: a second one need not decode again.
+
+    before_s, before_queue_s: what making it took, and the wait for that. making: one arm at a time makes it.
+    """
 
     encoded: bytes | memoryview | None
     tensors: tuple[Tensor, ...]
     made: Made | None = field(default=None)
     before_s: float = 0.0
+    before_queue_s: float = 0.0
+    making: asyncio.Lock = field(factory=asyncio.Lock)
 
 
 class Arms:
     """Local models by name, the far ends by link name, and an executor for pre- and post-processing."""
 
     def __init__(
-        self, local: TensorEndpoint, remotes: Callable[[str], TensorEndpoint | None], compute: Compute, clock: Clock
+        self, local: LocalModels, remotes: Callable[[str], TensorEndpoint | None], compute: Compute, clock: Clock
     ) -> None:
         self._local = local
         self._remotes = remotes
@@ -88,36 +112,41 @@ class Arms:
 
     async def run(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
         """Answer on `arm` within `deadline_s` seconds from now. Raises MidstreamErrors only."""
-        if arm.kind == "device":
-            return await self._device(plan, work, deadline_s)
-        if arm.kind == "cut":
-            return await self._cut(arm, plan, work, deadline_s)
-        return await self._cloud(arm, plan, work, deadline_s)
+        try:
+            if arm.kind == "device":
+                return await self._device(plan, work, deadline_s)
+            if arm.kind == "cut":
+                return await self._cut(arm, plan, work, deadline_s)
+            return await self._cloud(arm, plan, work, deadline_s)
+        except MemoryError as err:
+            raise EngineError(f"no memory left for {arm}", next_step="use another arm, or free memory") from err
 
     async def _device(self, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
         ends_s = self._clock() + deadline_s
         made = await self._before(plan, work)
-        answer = await self._local.infer(plan.name, made.inputs, self._left(ends_s))
-        after, after_s = await self._after(plan, work, made, answer.outputs)
-        spent = Spent(queue_s=answer.wait_s, before_s=work.before_s, compute_s=answer.compute_s, after_s=after_s)
+        answer, queue_s = await self._here(plan.name, made, ends_s, load=True)
+        after, after_queue_s, after_s = await self._after(plan, work, made, answer.outputs)
+        spent = Spent(
+            queue_s=work.before_queue_s + queue_s + after_queue_s,
+            before_s=work.before_s,
+            compute_s=answer.compute_s,
+            after_s=after_s,
+        )
         return ArmAnswer(after, answer.digest, spent)
 
     async def _cut(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
         ends_s = self._clock() + deadline_s
         cut = plan.cut(arm)
         made = await self._before(plan, work)
-        head = await self._local.infer(plan.head(cut), made.inputs, self._left(ends_s))
-        tail, elapsed_s = await self._ask(
-            arm, plan, plan.tail(cut), head.outputs, plan.answers(cut), self._left(ends_s)
-        )
+        head, queue_s = await self._here(plan.head(cut), made, ends_s, load=False)
+        tail, there = await self._ask(arm, plan, plan.tail(cut), head.outputs, plan.answers(cut), self._left(ends_s))
         outputs = plan.plain(cut, tuple(tail.outputs))
-        after, after_s = await self._after(plan, work, made, outputs)
-        spent = Spent(
-            queue_s=head.wait_s + tail.wait_s,
+        after, after_queue_s, after_s = await self._after(plan, work, made, outputs)
+        spent = evolve(
+            there,
+            queue_s=work.before_queue_s + queue_s + after_queue_s,
             before_s=work.before_s,
             compute_s=head.compute_s,
-            wire_s=_wire_seconds(tail, elapsed_s),
-            server_s=tail.compute_s,
             after_s=after_s,
             up_bytes=tail.up_bytes or sum(tensor.size_bytes for tensor in head.outputs),
             down_bytes=tail.down_bytes or sum(tensor.size_bytes for tensor in tail.outputs),
@@ -128,15 +157,16 @@ class Arms:
         if work.encoded is None or plan.recipe is None:
             raise AssertionError("the cloud arm is for encoded inputs of models with a recipe")
         encoded = bytes_tensor(plan.input_name, [bytes(work.encoded)])
-        answer, elapsed_s = await self._ask(arm, plan, plan.name, [encoded], plan.recipe.answers, deadline_s)
-        spent = Spent(
-            queue_s=answer.wait_s,
-            wire_s=_wire_seconds(answer, elapsed_s),
-            server_s=answer.compute_s,
-            up_bytes=len(work.encoded),
-            down_bytes=sum(tensor.size_bytes for tensor in answer.outputs),
-        )
+        answer, there = await self._ask(arm, plan, plan.name, [encoded], plan.recipe.answers, deadline_s)
+        down_bytes = sum(tensor.size_bytes for tensor in answer.outputs)
+        spent = evolve(there, up_bytes=len(work.encoded), down_bytes=down_bytes)
         return ArmAnswer(tuple(answer.outputs), answer.digest or plan.manifest.digest, spent)
+
+    async def _here(self, model: str, made: Made, ends_s: float, *, load: bool) -> tuple[TensorAnswer, float]:
+        """A model of this device, and the seconds that were not its run: waiting, and coming back."""
+        asked_s = self._clock()
+        answer = await self._local.infer(model, made.inputs, self._left(ends_s), load=load)
+        return answer, max(answer.wait_s, self._clock() - asked_s - answer.compute_s)
 
     async def _ask(
         self,
@@ -146,34 +176,34 @@ class Arms:
         inputs: Sequence[Tensor],
         answers: Sequence[TensorSpec],
         deadline_s: float,
-    ) -> tuple[TensorAnswer, float]:
-        """A checked answer of the far end, and the seconds until it was here. Raises FarEndError only."""
+    ) -> tuple[TensorAnswer, Spent]:
+        """A checked answer of the far end, and the stages until it was here. Raises FarEndError only."""
         sent_s = self._clock()
         try:
             answer = await self._remote(arm).infer(model, inputs, deadline_s)
             elapsed_s = self._clock() - sent_s
             _check_digest(answer, plan)
-            return evolve(answer, outputs=check_outputs(answer.outputs, answers)), elapsed_s
+            return evolve(answer, outputs=check_outputs(answer.outputs, answers)), _there(answer, elapsed_s)
         except MidstreamError as err:
             raise FarEndError(err) from err
 
     async def _before(self, plan: ModelPlan, work: Work) -> Made:
-        if work.made is not None:
-            return work.made
-        if work.encoded is None or plan.recipe is None:
-            made = Made(work.tensors)
-        else:
-            made, work.before_s = await timed(
-                self._compute, self._clock, plan.recipe.before, work.encoded, plan.input_name, plan.input_shape
-            )
-        work.made = made
-        return made
+        async with work.making:
+            if work.made is not None:
+                return work.made
+            if work.encoded is None or plan.recipe is None:
+                made = Made(work.tensors)
+            else:
+                before = (plan.recipe.before, work.encoded, plan.input_name, plan.input_shape)
+                made, work.before_queue_s, work.before_s = await timed(self._compute, self._clock, *before)
+            work.made = made
+            return made
 
     async def _after(
         self, plan: ModelPlan, work: Work, made: Made, outputs: Sequence[Tensor]
-    ) -> tuple[tuple[Tensor, ...], float]:
+    ) -> tuple[tuple[Tensor, ...], float, float]:
         if work.encoded is None or plan.recipe is None:
-            return tuple(outputs), 0.0
+            return tuple(outputs), 0.0, 0.0
         return await timed(self._compute, self._clock, plan.recipe.after, outputs, made.context)
 
     def _remote(self, arm: Arm) -> TensorEndpoint:
@@ -194,14 +224,16 @@ def compressing(endpoint: TensorEndpoint) -> TensorEndpoint | None:
     return endpoint.compressing() if isinstance(endpoint, CompressingEndpoint) else None
 
 
-async def timed(compute: Compute, clock: Clock, fn: Callable[..., T], *args: Any) -> tuple[T, float]:
-    """Run on the executor; the seconds are the run's own, without the queue."""
+async def timed(compute: Compute, clock: Clock, fn: Callable[..., T], *args: Any) -> tuple[T, float, float]:
+    """Run on the executor: the result, the seconds around the run, and the run's own."""
 
     def call() -> tuple[T, float]:
         began_s = clock()
         return fn(*args), clock() - began_s
 
-    return await compute.run(call)
+    asked_s = clock()
+    result, run_s = await compute.run(call)
+    return result, max(0.0, clock() - asked_s - run_s), run_s
 
 
 def _check_digest(answer: TensorAnswer, plan: ModelPlan) -> None:
@@ -214,7 +246,19 @@ def _check_digest(answer: TensorAnswer, plan: ModelPlan) -> None:
         )
 
 
-def _wire_seconds(answer: TensorAnswer, elapsed_s: float) -> float:
-    if answer.transfers:
-        return sum(sample.seconds for sample in answer.transfers)
-    return max(0.0, elapsed_s - answer.compute_s - answer.wait_s)
+def _there(answer: TensorAnswer, elapsed_s: float) -> Spent:
+    """`elapsed_s` split into stages. What the link did not measure counts as the way up."""
+    wire = answer.wire
+    server_s = wire.server_s or answer.wait_s + answer.compute_s
+    queue_s = min(answer.wait_s, server_s)
+    known_s = answer.encode_s + wire.connect_s + wire.send_s + server_s + wire.receive_s
+    rest_s = max(0.0, elapsed_s - known_s)
+    return Spent(
+        encode_s=answer.encode_s,
+        connect_s=wire.connect_s,
+        send_s=wire.send_s if wire.total_s else rest_s,
+        server_queue_s=queue_s,
+        server_s=server_s - queue_s,
+        # Taking the answer's tensors out of its body ends the way down.
+        receive_s=wire.receive_s + rest_s if wire.total_s else 0.0,
+    )

@@ -10,26 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from engines.port import TensorEndpoint, TensorRuntime
+from engines.remote_oip import ask_to_load
 from links.port import Mount
 from protocol.decode import encode
 from protocol.device import Measured
 from protocol.durable import read_durable, write_durable
 from protocol.errors import EngineError, MidstreamError, NotFound, ProtocolError
 from protocol.models import BUNDLE_SCHEMA, BundleManifest, CatalogueEntry, CutEntry
+from split_models.arm_cost import Arm
 from split_models.arms import Arms, compressing
 from split_models.bundle_client import BundleClient, kept_as
 from split_models.bundle_files import files_of, parse_manifest
 from split_models.costs import CostTable
 from split_models.front import Front
+from split_models.heads import Heads
 from split_models.measure import Probe, head_probes
 from split_models.plan import ModelPlan
 from split_models.recipes import Recipe, recipe
-from split_models.runner import Runner, RunnerPorts
+from split_models.runner import Runner
+from split_models.runner_ports import RunnerPorts
 from split_models.service import PLATFORMS, Service, Shown
 from split_models.settings import Remote, SplitPorts, SplitSettings
 
-PRELOAD_AGAIN_S = 5.0
-"""After a load that failed, for lack of memory for example."""
+TAIL_LOAD_S = 30.0
+"""Longest wait for the far end to load a tail."""
 
 _log = logging.getLogger("midstream.split")
 
@@ -45,11 +49,10 @@ class DeviceWay:
         self._runners: dict[str, Runner] = {}
         self._measured: tuple[Measured, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._preloads: dict[str, float] = {}
         self._troubles: dict[str, str] = {}
         self._faults: dict[str, MidstreamError] = {}
         self._wake = asyncio.Event()
-        self._one_load = asyncio.Lock()
+        self._heads = Heads(ports.local, ports.clock, self._spawn, self._warmed)
         self._coming: frozenset[str] | None = None
         service = Service(
             ports.local, ports.compute, ports.clock, lambda: self._shown, self._runners, "device", ports.emit,
@@ -197,9 +200,10 @@ class DeviceWay:
             link_names=lambda: tuple(ports.remotes()) if cut else (),
             device_wait_s=ports.local.wait_s,
             server_wait_s=lambda name: remote.endpoint.wait_s() if (remote := ports.remotes().get(name)) else 0.0,
-            loaded=ports.local.loaded,
+            loaded=self._heads.ready,
+            ran=self._heads.ran,
             zstd=self._takes_zstd,
-            preload=self._preload,
+            preload=partial(self._preload, plan),
             stale=self._wake.set,
             emit=ports.emit,
             clock=ports.clock,
@@ -213,19 +217,22 @@ class DeviceWay:
         endpoint = self._endpoint(link)
         return endpoint is not None and compressing(endpoint) is not None
 
-    def _preload(self, name: str) -> None:
-        now_s = self._ports.clock()
-        if now_s < self._preloads.get(name, float("-inf")):
-            return
-        self._preloads[name] = now_s + PRELOAD_AGAIN_S
-        self._spawn(self._load(name), f"preload {name}")
+    def _preload(self, plan: ModelPlan, arm: Arm) -> None:
+        cut = plan.cut(arm)
+        self._heads.want(plan.head(cut), partial(self._load_tail, arm.link or "", plan.tail(cut)))
 
-    async def _load(self, name: str, *, keep: bool = False) -> None:
+    async def _load_tail(self, link: str, tail: str) -> None:
+        """Have the far end load the tail too; what it makes of that shows in its answers."""
+        remote = self._ports.remotes().get(link)
         try:
-            async with self._one_load:  # requests that need another model find the loader free
-                await self._ports.local.preload(name, keep=keep)
+            if remote is not None:
+                await ask_to_load(remote.link, tail, TAIL_LOAD_S)
         except MidstreamError as err:
-            _log.info("%s is not loaded ahead: %s", name, err)
+            _log.debug("%s is not loaded ahead: %s", tail, err)
+
+    def _warmed(self, head: str, seconds: float) -> None:
+        for runner in self._runners.values():
+            runner.warmed(head, seconds)
 
     # -- bundles -----------------------------------------------------------------------------------------------------
 
@@ -284,7 +291,7 @@ class DeviceWay:
         local = self._ports.local
         local.register(manifest.model, whole, manifest.digest, "onnx")
         if self._settings.preload:
-            await self._load(manifest.model, keep=True)
+            await self._heads.keep(manifest.model)
         for cut in manifest.cuts:
             path = self._head_path(manifest, cut)
             if path.is_file():

@@ -61,6 +61,7 @@ class Front:
             Route("GET", "/v2/health/ready", _guarded(self._ready)),
             Route("GET", "/v2/models", _guarded(self._models)),
         ]
+        found.append(Route("POST", "/v2/repository/models/{model}/load", _guarded(self._load)))
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             found += [
                 Route("GET", path, _guarded(self._metadata)),
@@ -95,6 +96,10 @@ class Front:
             status, headers, _ = error_body(err)
             return Response(status, {**headers, **JSON}, json.dumps({"name": name, "ready": False}).encode())
         return Response(headers=JSON, body=json.dumps({"name": name, "ready": True}).encode())
+
+    async def _load(self, request: Request) -> Response:
+        await self._service.load(request.params["model"])
+        return Response(headers=JSON, body=b"{}")
 
     async def _infer(self, request: Request) -> Response:
         name = _model(request)

@@ -36,6 +36,8 @@ class LocalModels(Protocol):
 
     async def describe(self, name: str) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec], str]: ...
 
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None: ...
+
     def loaded(self, name: str) -> bool: ...
 
     def wait_s(self) -> float: ...
@@ -107,6 +109,10 @@ class Service:
         inputs, outputs, _ = await self.local.describe(name)
         return ModelMetadata(name=name, inputs=tuple(inputs), outputs=tuple(outputs), platform=shown.platform)
 
+    async def load(self, name: str) -> None:
+        """Have a model in memory, warm, before its first request. Raises NotFound, Full or EngineError."""
+        await self.local.preload(self.find(name).name, warm=True)
+
     async def infer(self, request: InferRequest, deadline_s: float) -> Served:
         """Raises NotFound, BadRequest, Full, EngineError or LinkError."""
         shown = self.find(request.model)
@@ -165,11 +171,14 @@ class Service:
         assert recipe is not None
         name, shape = await self._fed(shown, recipe)
         ends_s = self.clock() + deadline_s
-        made, before_s = await timed(self.compute, self.clock, recipe.before, encoded, name, shape)
+        made, first_wait_s, before_s = await timed(self.compute, self.clock, recipe.before, encoded, name, shape)
         answer = await self.local.infer(shown.name, made.inputs, max(0.001, ends_s - self.clock()))
-        outputs, after_s = await timed(self.compute, self.clock, recipe.after, answer.outputs, made.context)
+        outputs, last_wait_s, after_s = await timed(
+            self.compute, self.clock, recipe.after, answer.outputs, made.context
+        )
+        wait_s = first_wait_s + answer.wait_s + last_wait_s
         compute_s = before_s + answer.compute_s + after_s
-        return Served(outputs, answer.digest, self.side, answer.wait_s, compute_s, before_s, after_s)
+        return Served(outputs, answer.digest, self.side, wait_s, compute_s, before_s, after_s)
 
     async def _whole(self, request: InferRequest, deadline_s: float) -> Served:
         answer = await self.local.infer(request.model, await self._widened(request), deadline_s)

@@ -17,7 +17,7 @@ from engines.local import LocalEndpoint
 from engines.onnx import OnnxRuntime
 from engines.pool import ModelPool, estimate_bytes
 from engines.store import ModelStore
-from protocol.errors import BadRequest, EngineError, Full, NotFound
+from protocol.errors import BadRequest, EngineError, Full, Loading, NotFound
 from protocol.tensors import Tensor
 
 X = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 1, 2, 3, 4))
@@ -147,6 +147,54 @@ async def test_cancelling_a_run_under_way_keeps_the_model_until_it_ends(house: H
     assert [r.leases for r in house.pool.residents()] == [1]
     await asyncio.sleep(0.1)
     assert [r.leases for r in house.pool.residents()] == [0]
+
+
+async def test_whoever_may_not_wait_for_a_load_is_refused_at_once(house: House) -> None:
+    house.register("m")
+    with pytest.raises(Loading):
+        await house.endpoint.infer("m", [X], 5.0, load=False)
+    assert not house.runtime.loaded
+    await house.endpoint.preload("m")
+    assert await house.endpoint.infer("m", [X], 5.0, load=False)
+
+
+async def test_a_model_that_is_warmed_counts_as_loaded_after_its_warm_run(tmp_path: Path) -> None:
+    executor, pool = BoundedExecutor("local", 1, 1.0), ModelPool(1 << 30)
+    runtime = FakeTensorRuntime(delay_s=0.15, rows=1)
+    endpoint = LocalEndpoint(None, pool, executor, {"fake": runtime})
+    file = tmp_path / "m.fake"
+    file.write_bytes(MAGIC)
+    endpoint.register("m", file)
+    warming = asyncio.create_task(endpoint.preload("m", warm=True))
+    while not runtime.loaded or not runtime.loaded[0].runs:
+        await asyncio.sleep(0.005)
+    assert not endpoint.loaded("m"), "a request could have met the first, slow run"
+    seconds = await warming
+    assert seconds is not None
+    assert seconds >= 0.15
+    assert runtime.loaded[0].runs == 1, "of a slow model one run is enough"
+    assert (executor.metrics().service_s, endpoint.loaded("m")) == (None, True)
+    await endpoint.close()
+    executor.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("failure", [EngineError("broken"), MemoryError()])
+async def test_a_model_that_cannot_run_is_not_kept_in_memory(tmp_path: Path, failure: Exception) -> None:
+    executor, pool = BoundedExecutor("local", 1, 1.0), ModelPool(1 << 30)
+    runtime = FakeTensorRuntime(failures=[failure], rows=1)
+    endpoint = LocalEndpoint(None, pool, executor, {"fake": runtime})
+    file = tmp_path / "m.fake"
+    file.write_bytes(MAGIC)
+    endpoint.register("m", file)
+    with pytest.raises(EngineError):
+        await endpoint.preload("m", warm=True)
+    assert (pool.used_bytes, runtime.loaded[0].closed) == (0, True)
+    with pytest.raises(EngineError):
+        await endpoint.infer("m", [X], 5.0)
+    await endpoint.close()
+    executor.close()
+    pool.close()
 
 
 async def test_a_file_that_is_not_a_model_fails_each_request_and_nothing_else(house: House) -> None:

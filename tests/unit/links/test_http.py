@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -50,6 +52,39 @@ async def test_the_servers_own_time_is_taken_out_of_the_sample(server: RunningSe
     assert all(sample.server_s >= 0.19 and sample.seconds < 0.15 for sample in samples)
     assert samples[0].idle_before_s == 0.0
     assert samples[1].idle_before_s >= 0.29
+
+
+async def test_the_stages_of_an_exchange_are_all_of_its_time(server: RunningServer) -> None:
+    """On a clock that moves with each look at it, so that a stage that is forgotten or counted twice shows."""
+    looks = itertools.count()
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}", clock=lambda: float(next(looks)))
+    before = next(looks)
+    times = (await link.exchange("/work", {}, bytes(10_000), 5)).times
+    assert before + 1 + times.total_s <= next(looks)
+    assert times.connect_s > 0
+    assert times.send_s > 0
+    assert times.receive_s > 0
+    await link.close()
+    real = HttpLink("c", f"http://127.0.0.1:{server.port}")
+    began_s = time.monotonic()
+    first = (await real.exchange("/work", {}, bytes(10_000), 5)).times
+    elapsed_s = time.monotonic() - began_s
+    assert 0.19 <= first.server_s <= first.total_s <= elapsed_s
+    kept = (await real.exchange("/work", {}, bytes(10_000), 5)).times
+    assert kept.connect_s < first.total_s
+    await real.close()
+
+
+async def test_a_transfer_whose_caller_leaves_took_at_least_so_long(server: RunningServer) -> None:
+    samples: list[TransferSample] = []
+    link = HttpLink("c", f"http://127.0.0.1:{server.port}", sink=samples.append)
+    task = asyncio.ensure_future(link.exchange("/work", {}, bytes(10_000), 5))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await link.close()
+    assert [(sample.complete, sample.size_bytes) for sample in samples] == [(False, 10_000)]
 
 
 async def test_a_transfer_under_way_can_be_seen_and_a_given_up_one_is_told(server: RunningServer) -> None:

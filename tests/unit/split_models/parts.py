@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from engines.port import TensorAnswer
 from protocol.clock import FakeClock
-from protocol.errors import BadRequest, MidstreamError, NotFound
+from protocol.errors import BadRequest, Loading, MidstreamError, NotFound
 from protocol.models import BUNDLE_SCHEMA, BundleManifest, CutEntry, head_name, tail_name
 from protocol.tensors import Tensor, TensorSpec
 from split_models.recipes import Likeness, Made
@@ -100,7 +100,10 @@ Reaction = Tensor | Sequence[Tensor] | MidstreamError | float
 
 
 class Scripted:
-    """A TensorEndpoint that reacts by model name; remembers who was asked. `digest` names its weights."""
+    """A TensorEndpoint that reacts by model name; remembers who was asked and who was given up.
+
+    `digest` names its weights; after_s: how long it takes.
+    """
 
     def __init__(self, reactions: Mapping[str, Reaction], *, digest: str = DIGEST, compute_s: float = 0.01) -> None:
         self.reactions = dict(reactions)
@@ -111,17 +114,29 @@ class Scripted:
         self.preloaded: list[str] = []
         self.unloaded: set[str] = set()
         self.waiting_s = 0.0
+        self.after_s = 0.0
+        self.cancelled: list[str] = []
 
-    async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
+    async def infer(
+        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+    ) -> TensorAnswer:
+        if not load and model in self.unloaded:
+            raise Loading(f"{model} is not in memory", retry_after_s=1.0)
         self.asked.append(model)
         self.received.append(tuple(inputs))
+        if self.after_s:
+            await asyncio.sleep(self.after_s)
         reaction = self.reactions.get(model)
         if reaction is None:
             raise NotFound(f"no model {model}")
         if isinstance(reaction, MidstreamError):
             raise reaction
         if isinstance(reaction, float):
-            await asyncio.sleep(reaction)
+            try:
+                await asyncio.sleep(reaction)
+            except asyncio.CancelledError:
+                self.cancelled.append(model)
+                raise
             return TensorAnswer((), self.digest)
         outputs = (reaction,) if isinstance(reaction, Tensor) else tuple(reaction)
         return TensorAnswer(outputs, self.digest, compute_s=self.compute_s)
@@ -130,6 +145,12 @@ class Scripted:
         if name not in self.reactions:
             raise NotFound(f"no model {name}")
         return (INPUT,), (TensorSpec("y", "FP32", (1, 2)),), self.digest
+
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None:
+        if name not in self.reactions:
+            raise NotFound(f"no model {name}")
+        self.preloaded.append(name)
+        return None
 
     def loaded(self, name: str) -> bool:
         return name not in self.unloaded

@@ -14,7 +14,8 @@ from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
 from split_models.arms import Arms, Work
 from split_models.plan import ModelPlan
-from split_models.runner import Answer, Runner, RunnerPorts
+from split_models.runner import Runner
+from split_models.runner_ports import Answer, RunnerPorts
 from split_models.settings import views_of
 from tests.unit.split_models.parts import HEAD, TAIL, Inline, Scripted, WordRecipe, cut, floats, manifest
 
@@ -50,7 +51,7 @@ class House:
             device_wait_s=self.local.wait_s,
             server_wait_s=lambda _: self.remote.wait_s(),
             loaded=self.local.loaded,
-            preload=self.local.preloaded.append,
+            preload=lambda arm: self.local.preloaded.append(plan.head(plan.cut(arm))),
             stale=lambda: self.stale.append("stale"),
             emit=self.emit,
             clock=self.clock,

@@ -243,3 +243,10 @@ async def test_large_answers_are_made_off_the_event_loop(door: Door) -> None:
 async def test_a_large_body_that_does_not_inflate_is_refused(door: Door) -> None:
     body = b"no gzip" * 100_000
     assert (await door.ask("POST", "/v2/models/plain/infer", {"content-encoding": "gzip"}, body)).status == 400
+
+
+async def test_a_model_is_loaded_when_a_device_says_so() -> None:
+    door = Door()
+    reply = await door.ask("POST", "/v2/repository/models/tail/load")
+    assert (reply.status, door.local.preloaded) == (200, ["tail"])
+    assert (await door.ask("POST", "/v2/repository/models/nobody/load")).status == 404

@@ -13,7 +13,7 @@ from protocol.clock import FakeClock
 from protocol.exposition import Exposition
 from protocol.policy import SplitPolicy
 from split_models.arms import Work
-from split_models.runner import Answer
+from split_models.runner_ports import Answer
 from tests.unit.split_models.parts import HEAD, TAIL, SlowWordRecipe, manifest
 from tests.unit.split_models.runner_house import ANSWER, PRIVATE, SENT, House
 
@@ -141,6 +141,7 @@ async def test_cancelling_cancels_the_arm(house: House) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert [event.status for event in house.done()] == ["cancelled"]
 
 
 async def test_live_seconds_correct_the_costs(house: House) -> None:
@@ -185,5 +186,6 @@ async def test_stages_are_reported_under_their_names() -> None:
     page = Exposition()
     page(done)
     page_text = page.render()
+    assert sum(done.stages().values()) == pytest.approx(0.85)
     for stage in ("pre", "head", "post"):
         assert f'midstream_tensor_stage_seconds_count{{model="m",stage="{stage}"}} 1' in page_text

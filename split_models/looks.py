@@ -1,0 +1,87 @@
+"""Looking at silent links: one request in N also goes through one, in the background, and its answer is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from protocol.errors import BadRequest, LinkTimeout, MidstreamError
+from protocol.policy import SplitPolicy
+from split_models.arm_cost import Arm, ArmCost
+from split_models.arms import Arms, FarEndError, Spent, Work
+from split_models.decider import Decider
+from split_models.link_states import LinkStates
+from split_models.plan import ModelPlan
+from split_models.runner_ports import RunnerPorts
+
+LOOK_S = 20.0
+"""Longest that a look may take."""
+
+HANDS_OFF_S = 0.05
+"""Taken off the time that an arm is told it has, so that the link itself ends the transfer and reports how far it came,
+before our own time-out cancels it."""
+
+_log = logging.getLogger("midstream.split")
+
+
+class Looks:
+    """Of one model. `learn` is told what a look took."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        arms: Arms,
+        ports: RunnerPorts,
+        decider: Decider,
+        states: LinkStates,
+        learn: Callable[[Arm, Spent, Work], None],
+    ) -> None:
+        self._plan = plan
+        self._arms = arms
+        self._ports = ports
+        self._decider = decider
+        self._states = states
+        self._learn = learn
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def maybe(self, arm: Arm, costs: Sequence[ArmCost], work: Work, policy: SplitPolicy) -> None:
+        """At the start of a request that takes `arm`: look at the other links whose turn it is."""
+        names, views, now_s = self._ports.link_names(), self._ports.links(), self._ports.clock()
+        for target in self._decider.looks(arm, names, self._running, costs, views, policy, now_s):
+            link = target.arm.link
+            if not target.loaded:
+                self._ports.preload(target.arm)
+            elif link is not None:
+                task = asyncio.create_task(self._look(target.arm, link, work), name=f"explore {link}")
+                self._running[link] = task
+                task.add_done_callback(partial(self._ended, link))
+
+    async def close(self) -> None:
+        """Stop looking."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, link: str, task: asyncio.Task[None]) -> None:
+        self._running.pop(link, None)
+
+    async def _look(self, arm: Arm, link: str, work: Work) -> None:
+        """Send the request through the link as well; its answer is dropped, its transfer is what we want."""
+        own, began_s = Work(encoded=work.encoded, tensors=work.tensors), self._ports.clock()
+        try:
+            async with asyncio.timeout(LOOK_S):
+                answer = await self._arms.run(arm, self._plan, own, LOOK_S - HANDS_OFF_S)
+        except TimeoutError:
+            self._states.failed(link, LinkTimeout(f"no answer within {LOOK_S:.0f} s"), began_s)
+        except FarEndError as err:
+            # Whether the input was good is not known here: one client's bad picture closes the arm for nobody else.
+            if not isinstance(err.cause, BadRequest):
+                self._states.failed(link, err.cause, began_s)
+        except MidstreamError as err:  # this device was full or could not read the input: nothing is learnt
+            _log.debug("%s: %s was not looked at: %s", self._plan.name, link, err)
+        else:
+            self._states.answered(link)
+            self._learn(arm, answer.spent, own)

@@ -1,0 +1,239 @@
+"""The arms of one request: the held one, the device when a link is late or fails, the cloud when the device is full.
+
+Exactly one answer leaves. An error of one arm while another runs does not end the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import Any
+
+from attrs import define, evolve, frozen
+
+from netprobe.view import UNKNOWN_LINK
+from protocol.errors import BadRequest, EngineError, Full, LinkTimeout, MidstreamError
+from protocol.policy import SplitPolicy
+from split_models.arm_cost import DEVICE_ARM, Arm
+from split_models.arms import ArmAnswer, Arms, FarEndError, Work
+from split_models.decider import Decider, Decision
+from split_models.hedge import Hedge, HedgeBudget, hedge
+from split_models.link_states import LinkStates
+from split_models.looks import HANDS_OFF_S
+from split_models.plan import ModelPlan
+from split_models.runner_ports import RunnerPorts
+from split_models.sanity import finite
+
+ASK_AGAIN_S = 0.05
+"""A request that waits for a link asks this often whether the device should start: what is seen of the link changes."""
+
+
+@frozen
+class Outcome:
+    """What one request came to. lost_s: seconds until the arm that answered was begun. hedged: two arms ran at once."""
+
+    answer: ArmAnswer
+    arm: Arm
+    reason: str
+    lost_s: float = 0.0
+    hedged: bool = False
+
+
+@define(eq=False)
+class Entry:
+    """One request on its way. ends_s: when its deadline passes. device_s: what the device alone would compute."""
+
+    decision: Decision
+    work: Work
+    policy: SplitPolicy
+    began_s: float
+    ends_s: float
+    device_s: float
+
+    @property
+    def arm(self) -> Arm:
+        """The held one."""
+        return self.decision.arm
+
+
+class _LinkGaveUp(Exception):
+    """The link's arm did not answer. `blame`: what the far end or the link is to be blamed for, if anything."""
+
+    def __init__(self, err: MidstreamError, blame: MidstreamError | None) -> None:
+        super().__init__(str(err))
+        self.err = err
+        self.blame = blame
+
+
+class Race:
+    """Of one model. Whoever loses is cancelled; a run that has begun ends by itself, unheard."""
+
+    def __init__(self, plan: ModelPlan, arms: Arms, ports: RunnerPorts, decider: Decider, states: LinkStates) -> None:
+        self._plan = plan
+        self._arms = arms
+        self._ports = ports
+        self._decider = decider
+        self._states = states
+        self._budget = HedgeBudget()
+        self._losers: set[asyncio.Task[Any]] = set()
+
+    @property
+    def budget(self) -> HedgeBudget:
+        """Device seconds of hedges so far, and of a device-only run."""
+        return self._budget
+
+    async def run(self, entry: Entry) -> Outcome:
+        """One answer. Raises BadRequest for the input, else what the last arm raised."""
+        self._budget = self._budget.requested(entry.device_s)
+        if entry.arm.link is None:
+            return await self._on_device(entry, entry.decision.reason)
+        left_s = entry.ends_s - self._ports.clock()
+        budget_s = self._decider.patience_s(entry.arm, entry.decision.proposal, left_s)
+        if budget_s <= 0:
+            return await self._on_device(entry, "no time left to try the link")
+        link = asyncio.create_task(self._by_link(entry, budget_s), name=f"{entry.arm}")
+        device: asyncio.Task[Outcome] | None = None
+        try:
+            device = await self._when_late(entry, link)
+            return await self._first(entry, link, device)
+        finally:
+            self._part_with(link, device)
+
+    async def close(self) -> None:
+        """Wait for what was cancelled."""
+        await asyncio.gather(*self._losers, return_exceptions=True)
+
+    async def _when_late(self, entry: Entry, link: asyncio.Task[ArmAnswer]) -> asyncio.Task[Outcome] | None:
+        """The device's run beside the link's, begun when that is late; None when the link ended before."""
+        began_s = self._ports.clock()
+        if entry.policy.hedge_ratio <= 0:
+            await asyncio.wait({link})
+        while not link.done():
+            found = self._ask(entry, self._ports.clock() - began_s)
+            if found.start_in_s <= 0:
+                self._budget = self._budget.started(entry.device_s)
+                reason = f"hedge for {entry.arm}: {found.reason}"
+                return asyncio.create_task(self._timed(entry, DEVICE_ARM, reason), name="hedge")
+            await asyncio.wait({link}, timeout=min(found.start_in_s, ASK_AGAIN_S))
+        return None
+
+    def _ask(self, entry: Entry, elapsed_s: float) -> Hedge:
+        proposal = entry.decision.proposal
+        ranked, device = proposal.of(entry.arm), proposal.of(DEVICE_ARM)
+        if ranked is None or device is None:
+            return Hedge(inf, "one of both arms is not on offer")
+        view = self._ports.links().get(entry.arm.link or "", UNKNOWN_LINK)
+        return hedge(ranked, device, view, elapsed_s, self._budget.allowance_s(entry.policy), entry.policy)
+
+    async def _first(
+        self, entry: Entry, link: asyncio.Task[ArmAnswer], device: asyncio.Task[Outcome] | None
+    ) -> Outcome:
+        """The first answer; when the link gave up and nothing runs beside it, the device's."""
+        hedged = device is not None
+        winner = await _answered(link, device)
+        gave_up = link.exception() if link.done() else None
+        if gave_up is None and winner is link:
+            self._states.answered(entry.arm.link or "")
+            return Outcome(link.result(), entry.arm, entry.decision.reason, hedged=hedged)
+        known = gave_up if isinstance(gave_up, _LinkGaveUp) else None
+        if gave_up is not None and known is None and winner is None:
+            raise gave_up
+        return await self._instead(entry, known, device)
+
+    def _part_with(self, *tasks: asyncio.Task[Any] | None) -> None:
+        for task in tasks:
+            if task is not None and not task.done():
+                task.cancel()
+                self._losers.add(task)
+                task.add_done_callback(self._lost)
+
+    def _lost(self, task: asyncio.Task[Any]) -> None:
+        self._losers.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody else will ask for it
+
+    async def _by_link(self, entry: Entry, budget_s: float) -> ArmAnswer:
+        """The link's arm. Raises _LinkGaveUp, or BadRequest when this device cannot read the input."""
+        told_s = budget_s - min(HANDS_OFF_S, budget_s / 10)
+        try:
+            async with asyncio.timeout(budget_s):
+                answer = await self._arms.run(entry.arm, self._plan, entry.work, told_s)
+        except TimeoutError as err:
+            late = LinkTimeout(f"{entry.arm} gave no answer within {budget_s:.2f} s")
+            raise _LinkGaveUp(late, late) from err
+        except FarEndError as err:
+            raise _LinkGaveUp(err.cause, self._blame(entry, err.cause)) from err
+        except BadRequest:
+            raise
+        except MidstreamError as err:
+            self._head_ran(entry, err)
+            raise _LinkGaveUp(err, None) from err
+        self._head_ran(entry, None)
+        return answer
+
+    def _blame(self, entry: Entry, cause: MidstreamError) -> MidstreamError | None:
+        # The input itself was not finite, so an answer that is not either is the right one.
+        return None if isinstance(cause, EngineError) and not finite(entry.work.tensors) else cause
+
+    def _head_ran(self, entry: Entry, err: MidstreamError | None) -> None:
+        if entry.arm.kind != "cut" or isinstance(err, Full):
+            return
+        if err is None or self._ports.clock() < entry.ends_s:  # a deadline that passed says nothing of the head
+            self._ports.ran(self._plan.head(self._plan.cut(entry.arm)), err)
+
+    async def _instead(
+        self, entry: Entry, gave_up: _LinkGaveUp | None, device: asyncio.Task[Outcome] | None
+    ) -> Outcome:
+        """The device answers for the link; whether that one is to be blamed may only show by the device's answer."""
+        link, blame = entry.arm.link or "", gave_up.blame if gave_up else None
+        if blame is not None and not isinstance(blame, BadRequest):
+            self._states.failed(link, blame, entry.began_s)
+        reason = f"{entry.arm} failed: {gave_up.err}" if gave_up else ""
+        outcome = await self._beside(entry, device, reason)
+        if isinstance(blame, BadRequest):  # the input was good, so what we send does not fit what they serve
+            self._states.failed(link, EngineError(blame.message), entry.began_s)
+        return outcome
+
+    async def _beside(self, entry: Entry, device: asyncio.Task[Outcome] | None, reason: str) -> Outcome:
+        """The answer of the device's run that is under way, or of one that begins now."""
+        if device is None:
+            return await self._on_device(entry, reason)
+        try:
+            outcome = await device
+        except Full:
+            return evolve(await self._on_device(entry, reason), hedged=True)
+        return evolve(outcome, hedged=True, reason=reason or outcome.reason)
+
+    async def _on_device(self, entry: Entry, reason: str) -> Outcome:
+        """The device arm; when it is full, the best arm that needs no model here."""
+        try:
+            return await self._timed(entry, DEVICE_ARM, reason)
+        except Full:
+            ranking = entry.decision.proposal.ranking
+            spill = next((e.arm for e in ranking if e.arm.kind == "cloud" and not e.excluded), None)
+            if spill is None or not self._states.open(spill.link or ""):
+                raise
+            return await self._timed(entry, spill, "device full")
+
+    async def _timed(self, entry: Entry, arm: Arm, reason: str) -> Outcome:
+        lost_s = self._lost_s(entry)
+        left_s = max(0.001, entry.ends_s - self._ports.clock())
+        return Outcome(await self._arms.run(arm, self._plan, entry.work, left_s), arm, reason, lost_s)
+
+    def _lost_s(self, entry: Entry) -> float:
+        """Seconds so far that an arm which begins now has no use of; a decoded input is of use."""
+        work = entry.work
+        used_s = work.before_s + work.before_queue_s if work.made is not None else 0.0
+        return max(0.0, self._ports.clock() - entry.began_s - used_s)
+
+
+async def _answered(*tasks: asyncio.Task[Any] | None) -> asyncio.Task[Any] | None:
+    """The first of them to end well; None when all ended in errors."""
+    racing = [task for task in tasks if task is not None]
+    while racing:
+        await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+        for task in [task for task in racing if task.done()]:
+            racing.remove(task)
+            if not task.cancelled() and task.exception() is None:
+                return task
+    return None

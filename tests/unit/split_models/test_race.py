@@ -1,0 +1,137 @@
+"""Hedging: the device beside a late link. One answer, the loser is gone, the seconds are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from math import inf
+
+import pytest
+import pytest_asyncio
+from attrs import evolve
+
+from protocol.errors import EngineError, Full, LinkClosed, LinkTimeout
+from protocol.exposition import Exposition
+from protocol.policy import SplitPolicy
+from tests.unit.split_models.parts import HEAD, TAIL
+from tests.unit.split_models.runner_house import ANSWER, FAST, PRIVATE, SENT, House
+
+LOST = evolve(FAST, residuals=(inf,))
+"""A link whose last transfer never ended."""
+
+
+@pytest_asyncio.fixture
+async def house() -> AsyncIterator[House]:
+    """Requests go to the cloud; the budget allows every hedge."""
+    made = House(policy=SplitPolicy(explore_one_in=0, hedge_ratio=1.0))
+    await made.until("cloud")
+    yield made
+    await made.runner.close()
+
+
+async def test_a_link_that_is_late_is_answered_by_the_device_and_given_up(house: House) -> None:
+    house.views["cloud"] = LOST
+    house.remote.reactions["m"] = 30.0
+    answer = await asyncio.wait_for(house.ask(), 5.0)
+    assert (str(answer.arm), bytes(answer.outputs[0].data)) == ("device", bytes(ANSWER.data))
+    done = house.done()[-1]
+    assert (done.hedged, done.winner, done.status) == (True, "device", "ok")
+    assert "hedge for cloud" in done.reason
+    assert house.remote.cancelled == ["m"], "the link's arm goes on for nobody"
+    assert house.runner.held.arm.kind == "cloud", "a hedge that won is no switch"
+
+
+async def test_a_link_that_answers_first_ends_the_devices_run(house: House) -> None:
+    house.views["cloud"] = LOST
+    house.local.reactions["m"] = 30.0
+    answer = await asyncio.wait_for(house.ask(), 5.0)
+    assert str(answer.arm) == "cloud"
+    assert (house.done()[-1].hedged, house.done()[-1].winner) == (True, "link")
+    assert house.local.cancelled == ["m"]
+
+
+@pytest.mark.parametrize("error", [Full("busy", retry_after_s=1.0), EngineError("broken")])
+async def test_a_hedge_that_fails_does_not_end_the_request(house: House, error: EngineError) -> None:
+    house.views["cloud"] = LOST
+    house.local.reactions["m"] = error
+    house.remote.after_s = 0.02
+    assert str((await asyncio.wait_for(house.ask(), 5.0)).arm) == "cloud"
+    assert house.done()[-1].status == "ok"
+
+
+async def test_a_link_that_fails_beside_a_hedge_is_blamed_and_the_hedge_answers(house: House) -> None:
+    house.views["cloud"] = LOST
+    house.remote.reactions["m"] = LinkClosed("gone")
+    house.local.after_s = 0.02
+    asked = house.local.asked.count("m")
+    assert str((await asyncio.wait_for(house.ask(), 5.0)).arm) == "device"
+    assert "cloud failed: gone" in house.done()[-1].reason
+    assert house.local.asked.count("m") == asked + 1, "the device ran twice for one request"
+    await house.ask()
+    assert house.switches()[-1].target == "device"
+
+
+async def test_both_failing_is_one_named_error(house: House) -> None:
+    house.views["cloud"] = LOST
+    house.remote.reactions["m"] = LinkTimeout("late")
+    house.local.reactions["m"] = EngineError("broken")
+    with pytest.raises(EngineError, match="broken"):
+        await asyncio.wait_for(house.ask(), 5.0)
+    assert [event.status for event in house.done()].count("engine_error") == 1
+
+
+async def test_the_policy_bounds_the_seconds_of_hedges() -> None:
+    house = House(policy=SplitPolicy(explore_one_in=0, hedge_ratio=0.25))
+    await house.until("cloud")
+    house.views["cloud"] = LOST
+    for _ in range(40):
+        await house.ask()
+    hedged = sum(event.hedged for event in house.done())
+    assert 0 < hedged <= 0.25 * len(house.done())
+    budget = house.runner.hedges
+    assert budget.hedged_s <= 0.25 * budget.device_only_s + 1e-9
+    await house.runner.close()
+
+
+async def test_without_a_share_nothing_is_hedged(house: House) -> None:
+    house.policy = SplitPolicy(explore_one_in=0)
+    house.views["cloud"] = LOST
+    await house.ask()
+    assert not any(event.hedged for event in house.done())
+
+
+async def test_a_cut_is_hedged_and_the_picture_is_read_once() -> None:
+    house = House(policy=evolve(PRIVATE, hedge_ratio=1.0))
+    await house.until("cut:003:int8")
+    house.views["cloud"] = LOST
+    house.remote.reactions[TAIL] = 30.0
+    read = house.recipe.decoded
+    assert str((await asyncio.wait_for(house.ask(), 5.0)).arm) == "device"
+    assert house.recipe.decoded == read + 1
+    assert house.local.reactions[HEAD] == SENT
+    await house.runner.close()
+
+
+async def test_hedges_are_counted(house: House) -> None:
+    house.views["cloud"] = LOST
+    await house.ask()
+    house.remote.reactions["m"] = 30.0
+    await house.ask()
+    page = Exposition()
+    for event in house.emit.events:
+        page(event)
+    assert page.value("midstream_hedges_started_total", model="m") == 2
+    assert page.value("midstream_hedges_won_total", model="m") == 1
+
+
+async def test_a_client_that_leaves_takes_both_arms_along(house: House) -> None:
+    house.views["cloud"] = LOST
+    house.remote.reactions["m"] = house.local.reactions["m"] = 30.0
+    task = asyncio.create_task(house.ask())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await house.runner.close()
+    assert house.remote.cancelled == house.local.cancelled == ["m"]
+    assert house.done()[-1].status == "cancelled"
