@@ -159,6 +159,26 @@ async def test_three_arms_give_the_same_boxes(near: Device, far: Cloud, user: Cl
     assert near.done()[-1].up_bytes > 100_000, "a cut sends the activation"
 
 
+async def test_the_stages_of_each_arm_are_its_whole_time(near: Device, user: Client, page: bytes) -> None:
+    """What no stage names is the event loop's: a small part, for which a busy machine is given some room."""
+    await user.boxes(page)
+    await until(user, near, page, "cloud")
+    near.policy[0] = PRIVATE
+    await until(user, near, page, "cut")
+    by_arm = {event.arm.partition(":")[0]: event for event in near.done()}
+    for event in by_arm.values():
+        rest_s = event.total_s - sum(event.stages().values())
+        assert -0.001 <= rest_s <= 0.02 + 0.1 * event.total_s, event
+    assert set(by_arm) == {"device", "cut", "cloud"}
+    assert by_arm["device"].head_s > 0
+    assert by_arm["device"].send_s == 0
+    for arm in ("cut", "cloud"):
+        event = by_arm[arm]
+        assert min(event.encode_s, event.send_s, event.server_s, event.receive_s) > 0, event
+    assert by_arm["cut"].head_s > 0
+    assert by_arm["cut"].post_s > 0
+
+
 async def test_the_private_policy_sends_no_picture(near: Device, far: Cloud, user: Client, page: bytes) -> None:
     near.policy[0] = PRIVATE
     await until(user, near, page, "cut")
