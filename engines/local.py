@@ -116,6 +116,8 @@ class LocalEndpoint:
         # Loads go one after the other, so that two large models never peak in memory together. Each model loads once
         # for all who want it, so no more loads can wait than there are models; deadlines bound those who ask.
         self._loader = BoundedExecutor(f"{executor.name}-load", 1, clock=clock, bounded=False)
+        # Of their own, so that a request that must load never waits for a run that nobody waits for.
+        self._warmer = BoundedExecutor(f"{executor.name}-warm", 1, clock=clock, bounded=False)
 
     async def infer(
         self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
@@ -207,6 +209,7 @@ class LocalEndpoint:
         for name in list(self._pinned):
             self._unpin(name)
         await asyncio.to_thread(self._loader.close)
+        await asyncio.to_thread(self._warmer.close)
 
     def _resolve(self, name: str) -> Registered:
         registered = self._registered.get(name)
@@ -244,7 +247,8 @@ class LocalEndpoint:
                 next_step=f"install midstream[{wanted.runtime}] or use another model",
             )
         load = _loader(runtime, wanted, self._threads, self._clock if warm else None)
-        lease = await self._loader.run(self._pool.acquire, wanted.name, _size_bytes(wanted.file), load)
+        loader = self._warmer if warm else self._loader
+        lease = await loader.run(self._pool.acquire, wanted.name, _size_bytes(wanted.file), load)
         lease.release()
 
     def _leased(self, name: str) -> Lease[Closable]:

@@ -90,10 +90,10 @@ class Heads:
             _log.info("%s works again", name)
 
     async def keep(self, name: str) -> None:
-        """Load and warm a whole model, and keep it: the fallback waits for no load. A failure is only said."""
+        """Load a whole model and keep it: the fallback waits for no load. A failure is only said."""
         try:
             async with self._one_load:
-                await self._local.preload(name, keep=True, warm=True)
+                await self._local.preload(name, keep=True)
         except MidstreamError as err:
             _log.info("%s is not loaded ahead: %s", name, err)
 
