@@ -16,10 +16,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from attrs import define
 
 from links.frames import WebSocketFrames
 from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply, WireTimes
+from links.progress import acknowledged
 from links.tls import tls_error
 from protocol.clock import Clock
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
@@ -35,6 +37,10 @@ _CLOSED = (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.Clien
 Sink = Callable[[TransferSample], None]
 
 
+def _unknown() -> None:
+    return None
+
+
 @define(eq=False)
 class _Transfer:
     """What is known of one exchange while it runs. Times are monotonic seconds."""
@@ -47,6 +53,23 @@ class _Transfer:
     """When the request's first byte left; None while a connection is being made."""
     reused: bool = False
     """It went over a connection that had been used before."""
+    moved: Callable[[], int | None] = _unknown
+    """Bytes that the peer's system has acknowledged so far."""
+
+
+class _Body(aiohttp.BytesIOPayload):
+    """A request's body that tells the transfer which connection it goes over.
+
+    A file object is written piece by piece, so that a slow uplink never holds up the loop.
+    """
+
+    def __init__(self, body: io.BytesIO, transfer: _Transfer) -> None:
+        super().__init__(body)
+        self._transfer = transfer
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._transfer.moved = acknowledged(getattr(writer, "transport", None))
+        await super().write_with_length(writer, content_length)
 
 
 def _trace(clock: Clock) -> aiohttp.TraceConfig:
@@ -294,8 +317,7 @@ class HttpLink:
         return await self._client().request(
             method,
             self._url(path),
-            # A file object is written piece by piece, so that a slow uplink never holds up the loop.
-            data=body,
+            data=_Body(body, transfer) if body is not None else None,
             headers=kind | self._headers | _lower(headers),
             trace_request_ctx=transfer,
             allow_redirects=method == "GET",
@@ -366,6 +388,7 @@ class HttpLink:
             server_s=server_s,
             idle_before_s=transfer.idle_before_s,
             complete=complete,
+            moved_bytes=None if complete else transfer.moved(),
         )
 
     def _abandoned(self, transfer: _Transfer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -98,11 +99,32 @@ async def test_a_transfer_under_way_can_be_seen_and_a_given_up_one_is_told(serve
     assert running is not None
     assert (running.size_bytes, running.complete, running.direction) == (200_000, False, "up")
     assert 0.1 < running.seconds < 0.5
+    assert running.moved_bytes is None or running.moved_bytes < 200_000
     with pytest.raises(LinkTimeout):
         await stuck
     assert [(sample.size_bytes, sample.complete) for sample in samples] == [(200_000, False)]
     assert samples[0].seconds >= 0.4
     assert link.under_way() is None
+    await link.close()
+    await proxy.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system does not count acknowledged bytes")
+async def test_a_transfer_under_way_tells_how_much_of_it_has_crossed(server: RunningServer) -> None:
+    """The system counts acknowledged bytes; the proxy's buffers take some before they are paced."""
+    proxy = ShaperProxy("127.0.0.1", server.port, up_bytes_per_s=400_000)
+    link = HttpLink("c", f"http://127.0.0.1:{await proxy.start()}")
+    await link.exchange("/work", {}, bytes(1000), 5)
+    moving = asyncio.ensure_future(link.exchange("/work", {}, bytes(600_000), 10))
+    seen: list[int] = []
+    while not moving.done():
+        running = link.under_way()
+        if running is not None and running.moved_bytes is not None:
+            seen.append(running.moved_bytes)
+        await asyncio.sleep(0.1)
+    await moving
+    assert seen == sorted(seen)
+    assert len({count for count in seen if 0 < count < 600_000}) >= 4
     await link.close()
     await proxy.close()
 
