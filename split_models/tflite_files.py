@@ -145,6 +145,11 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
     return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
 
 
+def size_bytes(tensor: Any) -> int:
+    """Of all elements, unpacked; 0 for element types without a fixed size."""
+    return (prod(shape_of(tensor)) * _BITS.get(datatype_name(tensor.type), 0) + 7) // 8
+
+
 def signature_of(tensor: Any) -> tuple[int, ...]:
     """Stored shape with -1 for free dimensions."""
     found = indices(tensor.shapeSignature)
@@ -264,10 +269,10 @@ def _check_tensor(model: Any, tensor: Any, known: dict[int, str]) -> None:
         raise ValueError(f"a tensor of shape {list(shape)[:MAX_RANK]}")
     if tensor.shapeSignature is not None and len(tensor.shapeSignature) not in (0, len(shape)):
         raise ValueError("a shape signature of another rank")
-    data, bits = model.buffers[tensor.buffer].data, _BITS.get(known[tensor.type])
-    if data is None or not len(data) or bits is None or tensor.sparsity is not None:
+    data = model.buffers[tensor.buffer].data
+    if data is None or not len(data) or known[tensor.type] not in _BITS or tensor.sparsity is not None:
         return
-    if len(data) != (prod(shape) * bits + 7) // 8:
+    if len(data) != size_bytes(tensor):
         raise ValueError(f"{len(data)} bytes of data for {known[tensor.type]}{list(shape)}")
 
 

@@ -10,7 +10,15 @@ from attrs import frozen
 
 from protocol.errors import EngineError
 from split_models.graph import Graph, GraphNode, GraphTensor, check_order
-from split_models.tflite_files import datatype_name, indices, operator_name, reachable, shape_of, signature_of
+from split_models.tflite_files import (
+    datatype_name,
+    indices,
+    operator_name,
+    reachable,
+    shape_of,
+    signature_of,
+    size_bytes,
+)
 
 DATATYPES: Mapping[str, str] = {
     "FLOAT32": "FP32", "FLOAT16": "FP16", "FLOAT64": "FP64", "BOOL": "BOOL", "INT8": "INT8", "INT16": "INT16",
@@ -35,6 +43,10 @@ _SIZED_BY: Mapping[str, tuple[int, ...]] = {
 """Inputs whose values give the shape of an operator's output: it is known beforehand only where they are constant."""
 
 _SIZED_BY_DATA = ("WHERE", "UNIQUE", "NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", "SEGMENT_SUM", "BUCKETIZE")
+
+
+_KEEPS_VALUES = ("CAST", "RESHAPE", "SQUEEZE", "EXPAND_DIMS")
+_LOOKS_UP = ("GATHER", "EMBEDDING_LOOKUP")
 
 
 @frozen
@@ -84,6 +96,7 @@ def graph_of(model: Any, names: Sequence[str], analysis: Analysis) -> Graph:
             inputs=tuple(names[i] for i in indices(operator.inputs) if i >= 0 and i not in analysis.constant),
             outputs=tuple(names[i] for i in indices(operator.outputs)),
             flops=_flops(operator_name(model, operator), main, operator),
+            weight_bytes=sum(size_bytes(main.tensors[i]) for i in indices(operator.inputs) if i in analysis.constant),
         )
         for place, operator in enumerate(main.operators)
         if place not in analysis.constant_makers
@@ -96,6 +109,28 @@ def graph_of(model: Any, names: Sequence[str], analysis: Analysis) -> Graph:
     )
     check_order(graph)
     return graph
+
+
+def index_bounds(model: Any) -> dict[str, int]:
+    """Rows of the weight table that an integer input indexes, by input: token ids, positions, kinds.
+
+    An input is followed through what keeps its values: CAST, RESHAPE, SQUEEZE, EXPAND_DIMS.
+    """
+    main = model.subgraphs[0]
+    origin = {index: main.tensors[index].name.decode() for index in indices(main.inputs)}
+    constant = analyse(model).constant
+    bounds: dict[str, int] = {}
+    for operator in main.operators:
+        name, reads = operator_name(model, operator), indices(operator.inputs)
+        if name in _KEEPS_VALUES and reads[:1] and reads[0] in origin:
+            origin[indices(operator.outputs)[0]] = origin[reads[0]]
+        if name in _LOOKS_UP and len(reads) > 1:
+            table, ids = (reads[0], reads[1]) if name == "GATHER" else (reads[1], reads[0])
+            axis = operator.builtinOptions.axis if name == "GATHER" and operator.builtinOptions is not None else 0
+            shape = shape_of(main.tensors[table]) if table in constant else ()
+            if ids in origin and -len(shape) <= axis < len(shape):
+                bounds[origin[ids]] = min(shape[axis], bounds.get(origin[ids], shape[axis]))
+    return bounds
 
 
 def _need(tensors: Mapping[str, GraphTensor], name: str) -> GraphTensor:

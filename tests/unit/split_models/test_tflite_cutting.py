@@ -23,6 +23,7 @@ from split_models.graph import GraphTensor
 from split_models.partition_tflite import Partitioner
 from split_models.prepare_tflite import Prepared, prepare
 from split_models.tflite_files import MAX_MODEL_BYTES, indices, operator_name, parse_model, to_bytes
+from split_models.tflite_graph import index_bounds
 from tests.unit.split_models.tflite_models import Drawn, chain, int8_net
 
 FACE = "face-short-range"
@@ -407,6 +408,19 @@ def test_signatures_and_foreign_metadata_do_not_stay(tmp_path: Path) -> None:
         assert b"TFLITE_METADATA" not in data
 
 
+def test_tables_that_inputs_index_are_known(tmp_path: Path) -> None:
+    """Sampled ids must not point behind a table."""
+    drawn = Drawn()
+    ids, made, table = drawn.tensor("ids", (1, 3), "int32"), drawn.tensor("y", (1, 3, 2)), np.zeros((7, 2), np.float32)
+    flat = drawn.tensor("flat", (1, 3), "int32")
+    drawn.add("RESHAPE", [ids, drawn.weight("sizes", np.array([1, 3], np.int32))], [flat], "ReshapeOptions")
+    drawn.add("GATHER", [drawn.weight("table", table), flat], [made], "GatherOptions")
+    drawn.ports([ids], [made])
+    prepared = prepare(drawn.save(tmp_path / "m.tflite"), {})
+    assert index_bounds(prepared.model) == {"ids": 7}
+    assert prepared.graph.nodes[1].weight_bytes == table.nbytes
+
+
 # -- files that are none ---------------------------------------------------------------------------------------------
 
 
@@ -433,7 +447,7 @@ def test_an_absent_file_and_one_that_is_too_large(tmp_path: Path) -> None:
 SOUND = int8_net().data()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flips=st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(1, 255)), min_size=1, max_size=6))
 def test_damaged_bytes_end_in_a_named_error_or_a_sound_model(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     data = bytearray(SOUND)
@@ -445,7 +459,7 @@ def test_damaged_bytes_end_in_a_named_error_or_a_sound_model(tmp_path: Path, fli
 STRUCTURE = chain("x", "a", "b", "y").data()
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flips=st.lists(st.tuples(st.integers(8, len(STRUCTURE) - 1), st.integers(1, 255)), min_size=1, max_size=3))
 def test_damaged_structure_does_so_too(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     """This file is all tables and offsets, no weights."""
@@ -455,7 +469,7 @@ def test_damaged_structure_does_so_too(tmp_path: Path, flips: list[tuple[int, in
     _prepare_and_cut(tmp_path, bytes(data))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(length=st.integers(0, len(SOUND) - 1))
 def test_a_truncated_file_ends_in_a_named_error(tmp_path: Path, length: int) -> None:
     _prepare_and_cut(tmp_path, SOUND[:length])
