@@ -22,6 +22,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from engines.digest import file_sha256
+from protocol import zstd
 from protocol.decode import encode
 from protocol.durable import disk_error
 from protocol.errors import ConfigError, EngineError, MidstreamError
@@ -31,7 +32,7 @@ from split_models.bundle_files import BundleFolder, files_of, read_bundle, usabl
 
 log = logging.getLogger("midstream.coordinator.cutting")
 
-BUILD_FORM = 1
+BUILD_FORM = 2
 """Raise it when the same inputs give another bundle."""
 
 MAX_KEPT = 3
@@ -82,7 +83,7 @@ def build_key(order: Order, source_sha256: str) -> str:
         "shapes": {name: list(shape) for name, shape in order.entry.input_shapes.items()},
         "limits": [order.limits.max_cuts, order.limits.seconds, order.limits.threads],
         "samples": [hashlib.sha256(sample).hexdigest() for sample in order.samples],
-        "tools": [_version("onnxruntime"), _version("onnx")],
+        "tools": [*map(_version, ("onnxruntime", "onnx", "ai-edge-litert")), zstd.available()],
         "machine": _machine(),
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]

@@ -55,8 +55,9 @@ class CatalogueEntry:
 class CutEntry:
     """One cut of a bundle: the tensors that cross, the head and tail files, and measured figures.
 
-    `id` is unique in the bundle (k-th single-tensor cut in topological order: "007"). `tail_s` was measured on the
-    server, `error_ratio` on calibration inputs per codec. `crossing` names the tensors with shape and datatype.
+    `id` is unique in the bundle (k-th single-tensor cut in topological order: "007"). `head_s` and `tail_s` were
+    measured on the server, `error_ratio` on calibration inputs per codec. `crossing` names the tensors with shape and
+    datatype.
     `wire_bytes` per codec is what one request uploads, `down_bytes` what the tail sends back. A tail whose only output
     is large answers UINT8 with the int8 codec: value = (answer - answer_zero) * answer_scale; scale 0 means as is.
     `zstd_bytes` and `zstd_down_bytes` are the medians of both bodies when compressed, `zstd_s` the seconds that
@@ -82,6 +83,7 @@ class CutEntry:
     zstd_bytes: int = 0
     zstd_down_bytes: int = 0
     zstd_s: float = 0.0
+    head_s: float = 0.0
 
 
 @frozen
@@ -91,6 +93,8 @@ class BundleManifest:
     `outputs` are the whole model's (name, datatype, shape). `whole_s` is its run on the server, `cloud_s` the same with
     decoding, pre- and post-processing of an encoded input; `encoded_bytes` and `down_bytes` are that arm's typical
     sizes. `flops` is the whole model's; `single_cuts` counts all cuts found, of which `cuts` are offered.
+    `index_bounds`: rows of the tables that integer inputs index, by input, where the graph tells.
+    Without a recipe `encoded_bytes` is the size of the inputs as tensors.
     """
 
     schema: str
@@ -110,9 +114,11 @@ class BundleManifest:
     cloud_s: float = 0.0
     flops: float = 0.0
     single_cuts: int = 0
+    format: Literal["onnx", "tflite"] = "onnx"
+    index_bounds: Mapping[str, int] = field(factory=dict)
 
 
-BUNDLE_SCHEMA = "midstream.bundle/1.0"
+BUNDLE_SCHEMA = "midstream.bundle/1.1"
 
 
 def tail_name(model: str, digest: str, cut: str, codec: str) -> str:

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attrs import evolve, frozen
 
 from engines.digest import file_sha256
-from engines.onnx import OnnxRuntime
 from engines.port import TensorModel, TensorRuntime
 from protocol.clock import Clock
 from protocol.errors import ConfigError, EngineError
 from protocol.models import BUNDLE_SCHEMA, BundleManifest, CatalogueEntry, CutEntry
+from protocol.tensors import TensorSpec
+from split_models.backend import Backend, Prepared, backend_of
+from split_models.bundle_cut import CutWriter
 from split_models.bundle_files import BundleFolder, sweep, usable_bundle
 from split_models.calibration import Calibration, observe
-from split_models.codec import INT8, wire_bytes
 from split_models.cuts import Cut, single_tensor_cuts
+from split_models.graph import Graph
 from split_models.measure import MeasureRun, time_calls, time_model
-from split_models.offer import Offered, offers
-from split_models.partition_onnx import Partitioner
-from split_models.prepare_onnx import Prepared, prepare
-from split_models.recipes import Recipe, recipe
+from split_models.offer import offers
+from split_models.recipes import recipe
 from split_models.seam import Seam
-
-WHOLE = "whole.onnx"
+from split_models.task import RecipeTask, SampledTask, Task
 
 
 @frozen
 class BundleLimits:
     """Bounds of one build: cuts that get files, and seconds after which no further cut is looked at."""
 
-    max_cuts: int = 6
+    max_cuts: int = 8
     seconds: float = 90.0
     threads: int = 0
 
@@ -62,26 +61,43 @@ def build_bundle(
 ) -> BundleManifest:
     """Make `out_dir/<entry.name>/`, or return what is there when it was made from the same file and entry.
 
-    Blocks for seconds to `limits.seconds`. samples: encoded inputs (JPEG, PNG) beside the recipe's own. Raises
-    EngineError (not a model that can be cut), ConfigError (no recipe, full disk) or ProtocolError.
+    Blocks for seconds to `limits.seconds`. samples: inputs beside the task's own, encoded pictures for a model with a
+    recipe, .npz files for one without; what a task cannot use it leaves out. Raises EngineError (not a model that can
+    be cut), ConfigError (a format that is never cut, free input sizes, full disk) or ProtocolError.
     """
     source_sha256 = file_sha256(_existing(file))
     sweep(out_dir, entry.name)
     ready = usable_bundle(out_dir / entry.name, entry, source_sha256)
     if ready is not None:
         return ready
-    if entry.recipe is None:
-        raise ConfigError(f"{entry.name} has no recipe, so no cut of it can be judged", field="recipe")
+    backend = backend_of(entry.format)
     build = _Build(
-        entry, recipe(entry.recipe), runtime or OnnxRuntime(), measure, limits or BundleLimits(), progress, clock
+        entry, backend, runtime or backend.runtime(), measure, limits or BundleLimits(), progress, clock, samples
     )
     folder = BundleFolder(out_dir, entry.name)
     try:
-        manifest = build.into(folder, file, source_sha256, samples)
+        manifest = build.into(folder, file, source_sha256)
         folder.publish(manifest)
     finally:
         folder.discard()
     return manifest
+
+
+def task_of(
+    entry: CatalogueEntry,
+    shapes: Mapping[str, tuple[int, ...]],
+    backend: Backend,
+    prepared: Prepared,
+    samples: Sequence[bytes] = (),
+) -> Task:
+    """What judges the answers of this model."""
+    if entry.recipe is not None:
+        if len(shapes) != 1:
+            raise ConfigError("a recipe feeds one input", next_step="name one in input_shapes", field="input_shapes")
+        (name,) = shapes
+        return RecipeTask(recipe(entry.recipe), name, shapes[name])
+    specs = [TensorSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in prepared.graph.inputs]
+    return SampledTask(specs, backend.index_bounds(prepared), samples)
 
 
 class _Build:
@@ -90,154 +106,160 @@ class _Build:
     def __init__(
         self,
         entry: CatalogueEntry,
-        recipe: Recipe,
+        backend: Backend,
         runtime: TensorRuntime,
         measure: MeasureRun,
         limits: BundleLimits,
         progress: Callable[[Progress], None],
         clock: Clock,
+        samples: Sequence[bytes],
     ) -> None:
         self._entry = entry
-        self._recipe = recipe
+        self._backend = backend
         self._runtime = runtime
         self._measure = measure
         self._limits = limits
         self._progress = progress
         self._clock = clock
+        self._samples = samples
         self._ends_s = clock() + limits.seconds
         self._done = 0
 
-    def into(self, folder: BundleFolder, file: Path, source_sha256: str, samples: Sequence[bytes]) -> BundleManifest:
+    def into(self, folder: BundleFolder, file: Path, source_sha256: str) -> BundleManifest:
         self._step("prepare")
-        shapes = dict(self._entry.input_shapes) or {_only_input(file, self._runtime): self._recipe.input_shape}
-        prepared = prepare(file, shapes)
-        folder.write(WHOLE, prepared.data)
-        whole = self._runtime.load(folder.path / WHOLE, self._limits.threads)
+        shapes = fixed_shapes(file, self._entry, self._runtime)
+        prepared = self._backend.prepare(file, shapes)
+        whole_file = f"whole.{self._backend.format}"
+        data = self._backend.whole(prepared)
+        folder.write(whole_file, data)
+        whole = self._runtime.load(folder.path / whole_file, self._limits.threads)
         try:
-            return self._measured(folder, prepared, whole, source_sha256, shapes, samples)
+            manifest = BundleManifest(
+                schema=BUNDLE_SCHEMA,
+                model=self._entry.name,
+                digest=prepared.digest,
+                source_sha256=source_sha256,
+                recipe=self._entry.recipe,
+                input_shapes=shapes,
+                whole_file=whole_file,
+                whole_sha256=hashlib.sha256(data).hexdigest(),
+                whole_size_bytes=len(data),
+                whole_s=0.0,
+                encoded_bytes=0,
+                down_bytes=0,
+                cuts=(),
+                outputs=tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in prepared.graph.outputs),
+                flops=prepared.graph.flops,
+                format=self._backend.format,
+                index_bounds=dict(self._backend.index_bounds(prepared)),
+            )
+            return self._measured(folder, prepared, whole, manifest)
         finally:
             whole.close()
 
     def _measured(
-        self,
-        folder: BundleFolder,
-        prepared: Prepared,
-        whole: TensorModel,
-        source_sha256: str,
-        shapes: dict[str, tuple[int, ...]],
-        samples: Sequence[bytes],
+        self, folder: BundleFolder, prepared: Prepared, whole: TensorModel, manifest: BundleManifest
     ) -> BundleManifest:
-        cuts = single_tensor_cuts(prepared.graph)
-        partitioner = Partitioner(prepared)
+        backend, cuts = self._backend, single_tensor_cuts(prepared.graph)
+        partitioner = backend.partitioner(prepared)
         self._step("calibrate")
-        names = [tensor.name for cut in cuts for tensor in cut.crossing if tensor.datatype == "FP32"]
-        shape = shapes[whole.inputs[0].name]
-        seen = observe(partitioner, names, whole, self._runtime, self._recipe, shape, samples)
+        task = task_of(self._entry, manifest.input_shapes, backend, prepared, self._samples)
+        names = crossing_names(prepared.graph, cuts)
+        seen = observe(
+            partitioner,
+            names,
+            whole,
+            self._runtime,
+            task,
+            self._samples,
+            suffix=backend.format,
+            axis=backend.channel_axis,
+        )
         if not seen.observed:
             raise EngineError(f"no calibration input of {self._entry.name} could be used")
-        first = seen.observed[0]
+        manifest = self._whole(whole, task, seen, evolve(manifest, single_cuts=len(cuts)))
+        seam = Seam(prepared.graph, partitioner, seen, task)
+        return evolve(manifest, cuts=tuple(self._cuts(folder, cuts, seam)))
+
+    def _whole(self, whole: TensorModel, task: Task, seen: Calibration, manifest: BundleManifest) -> BundleManifest:
+        """Seconds and bytes of the whole model, alone and with what stands around it."""
         self._step("measure the whole model")
-        whole_s = self._measure(whole, first.made.inputs).median_s
+        first = seen.observed[0]
 
         def cloud() -> None:
-            made = self._recipe.before(first.encoded, whole.inputs[0].name, shape)
-            self._recipe.after(whole.run(made.inputs), made.context)
+            made = task.before(first.case)
+            task.answer(whole.run(made.inputs), first.case)
 
-        manifest = BundleManifest(
-            schema=BUNDLE_SCHEMA,
-            model=self._entry.name,
-            digest=prepared.digest,
-            source_sha256=source_sha256,
-            recipe=self._entry.recipe,
-            input_shapes=shapes,
-            whole_file=WHOLE,
-            whole_sha256=prepared.digest,
-            whole_size_bytes=len(prepared.data),
-            whole_s=whole_s,
+        return evolve(
+            manifest,
+            whole_s=self._measure(whole, first.case.made.inputs).median_s,
             cloud_s=time_calls(cloud).median_s,
-            encoded_bytes=len(first.encoded),
+            encoded_bytes=first.case.size_bytes,
             down_bytes=sum(tensor.size_bytes for tensor in first.answer),
-            cuts=(),
-            outputs=tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in prepared.graph.outputs),
-            flops=prepared.graph.flops,
-            single_cuts=len(cuts),
         )
-        return evolve(manifest, cuts=tuple(self._cuts(folder, prepared, partitioner, cuts, seen)))
 
-    def _cuts(
-        self,
-        folder: BundleFolder,
-        prepared: Prepared,
-        partitioner: Partitioner,
-        cuts: Sequence[Cut],
-        seen: Calibration,
-    ) -> list[CutEntry]:
-        seam = Seam(prepared, partitioner, seen)
-        trial = folder.path / ".trial.onnx"
+    def _cuts(self, folder: BundleFolder, cuts: Sequence[Cut], seam: Seam) -> list[CutEntry]:
+        trial = folder.path / f".trial.{self._backend.format}"
+        threads = self._limits.threads
+        writer = CutWriter(folder, seam, self._runtime, self._measure, threads, self._backend.format)
 
-        def error_of(cut: Cut) -> float:
-            self._step(f"try cut {cut.id}")
-            if cut.crossing[0].datatype != "FP32":
-                return 1.0
-            return seam.best_clip(cut, trial, self._runtime, self._recipe, self._limits.threads)
+        def error_of(cut: Cut, codec: str) -> float:
+            self._step(f"try cut {cut.id} {codec}")
+            return seam.error_ratio(cut, codec, trial, self._runtime, threads)
 
-        found = offers(cuts, error_of, self._limits.max_cuts, lambda: self._clock() < self._ends_s)
-        return [self._write_cut(folder, seam, offered) for offered in found]
-
-    def _write_cut(self, folder: BundleFolder, seam: Seam, offered: Offered) -> CutEntry:
-        cut, codec = offered.cut, offered.codec
-        self._step(f"measure tail {cut.id} {codec}")
-        parts = seam.parts(cut, codec)
-        head_file, tail_file = f"head_{cut.id}_{codec}.onnx", f"tail_{cut.id}_{codec}.onnx"
-        folder.write(head_file, parts.head)
-        folder.write(tail_file, parts.tail)
-        answer = seam.answer if codec == INT8 else None
-        seen = seam.calibration.observed[0]
-        tail = self._runtime.load(folder.path / tail_file, self._limits.threads)
-        try:
-            sent = seam.sent(seen.crossing, cut, codec, parts)
-            tail_s = self._measure(tail, sent).median_s
-            down_bytes = sum(tensor.size_bytes for tensor in tail.run(sent))
-        finally:
-            tail.close()
-        return CutEntry(
-            id=cut.id,
-            codec=codec,
-            crossing=parts.crossing,
-            head_file=head_file,
-            head_sha256=hashlib.sha256(parts.head).hexdigest(),
-            head_size_bytes=len(parts.head),
-            tail_file=tail_file,
-            tail_sha256=hashlib.sha256(parts.tail).hexdigest(),
-            tail_size_bytes=len(parts.tail),
-            wire_bytes=wire_bytes(codec, parts.crossing),
-            head_flops=cut.head_flops,
-            tail_s=tail_s,
-            error_ratio=offered.error_ratio,
-            down_bytes=down_bytes,
-            answer_scale=answer.scales[0] if answer else 0.0,
-            answer_zero=answer.zeros[0] if answer else 0,
-        )
+        found: list[CutEntry] = []
+        for offered in offers(cuts, error_of, self._limits.max_cuts, lambda: self._clock() < self._ends_s):
+            self._step(f"measure cut {offered.cut.id} {offered.codec}")
+            found.append(writer.write(offered))
+        return found
 
     def _step(self, what: str) -> None:
-        total = 3 + 3 * self._limits.max_cuts
+        total = 3 + 6 * self._limits.max_cuts
         self._progress(Progress(self._entry.name, min(self._done, total), total, what))
         self._done += 1
+
+
+def crossing_names(graph: Graph, cuts: Sequence[Cut]) -> list[str]:
+    """Computed tensors that may cross, each once, without the graph's own inputs and outputs."""
+    ends = {tensor.name for tensor in (*graph.inputs, *graph.outputs)}
+    return [name for name in dict.fromkeys(t.name for cut in cuts for t in cut.crossing) if name not in ends]
+
+
+def fixed_shapes(file: Path, entry: CatalogueEntry, runtime: TensorRuntime) -> dict[str, tuple[int, ...]]:
+    """The fixed shapes that a model is cut for: the entry's, the recipe's, or the file's own with a batch of one.
+
+    Raises ConfigError when a size is left free.
+    """
+    if entry.input_shapes:
+        return dict(entry.input_shapes)
+    model = runtime.load(file, threads=1)
+    try:
+        specs = model.inputs
+    finally:
+        model.close()
+    if entry.recipe is not None:
+        if len(specs) != 1:
+            raise ConfigError(
+                "a recipe feeds one input; give input_shapes for models with several", field="input_shapes"
+            )
+        return {specs[0].name: recipe(entry.recipe).input_shape}
+    return {spec.name: _fixed(spec) for spec in specs}
+
+
+def _fixed(spec: TensorSpec) -> tuple[int, ...]:
+    """A free first size is a batch; nobody but the user knows any other."""
+    sizes = [1 if place == 0 and size is None else size for place, size in enumerate(spec.shape)]
+    if any(size is None for size in sizes):
+        shown = "x".join("?" if size is None else str(size) for size in sizes)
+        raise ConfigError(
+            f"input {spec.name!r} is {shown}: a cut needs every size",
+            next_step="give input_shapes in the catalogue entry",
+            field="input_shapes",
+        )
+    return tuple(size for size in sizes if size is not None)
 
 
 def _existing(file: Path) -> Path:
     if not file.is_file():
         raise EngineError(f"{file.name} is not there", next_step="midstream models pull fetches it")
     return file
-
-
-def _only_input(file: Path, runtime: TensorRuntime) -> str:
-    model = runtime.load(file, threads=1)
-    try:
-        if len(model.inputs) != 1:
-            raise ConfigError(
-                "a recipe feeds one input; give input_shapes for models with several", field="input_shapes"
-            )
-        return model.inputs[0].name
-    finally:
-        model.close()

@@ -62,8 +62,8 @@ def usable_bundle(folder: Path, entry: CatalogueEntry, source_sha256: str) -> Bu
     except MidstreamError:
         return None
     wanted = (entry.name, source_sha256, entry.recipe)
-    if (manifest.model, manifest.source_sha256, manifest.recipe) != wanted:
-        return None
+    if (manifest.model, manifest.source_sha256, manifest.recipe) != wanted or manifest.schema != BUNDLE_SCHEMA:
+        return None  # another model, or a release that measured less
     if any(manifest.input_shapes.get(name) != shape for name, shape in entry.input_shapes.items()):
         return None
     return manifest

@@ -86,7 +86,7 @@ class CostTable:
             "server": {"cloud": _Part(manifest.cloud_s or manifest.whole_s, FAR_ENGINE)},
         }
         for cut in manifest.cuts:
-            share = cut.head_flops / manifest.flops if manifest.flops else 1.0
+            share = head_share(manifest, cut)
             self._parts["device"][_head(cut)] = _Part(whole_s * share, engine)
             self._parts["server"][_tail(cut)] = _Part(cut.tail_s, FAR_ENGINE)
 
@@ -215,6 +215,13 @@ class CostTable:
             down_bytes=self._manifest.down_bytes + ENVELOPE_BYTES,
             server_s=wait_s + self.seconds("server", "cloud"),
         )
+
+
+def head_share(manifest: BundleManifest, cut: CutEntry) -> float:
+    """A head's part of the whole model's time: as measured where the bundle was made, else by operations."""
+    if cut.head_s > 0 and manifest.whole_s > 0:
+        return cut.head_s / manifest.whole_s
+    return cut.head_flops / manifest.flops if manifest.flops else 1.0
 
 
 def _head(cut: CutEntry) -> str:

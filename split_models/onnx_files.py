@@ -23,6 +23,7 @@ _CONSTANTS = ("Constant", "ConstantOfShape")
 _BY_CHANCE = (
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 )  # fmt: skip
+_KEEPS_VALUES = frozenset({"Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"})
 
 
 def onnx_module() -> Any:
@@ -173,6 +174,26 @@ def outputs_of_unknown_shape(model: Any) -> Sequence[str]:
 def datatype_of(element: int) -> str | None:
     """The Open Inference Protocol's word for an ONNX element type; None for strings and what the protocol lacks."""
     return _DATATYPES.get(element)
+
+
+def index_bounds(model: Any) -> dict[str, int]:
+    """Rows of the weight table that an integer input indexes, by input: token ids, positions, kinds.
+
+    An input is followed through what keeps its values: Cast, Reshape, Squeeze, Unsqueeze, Identity, Flatten.
+    """
+    proto = model.graph
+    tables = {tensor.name: tuple(tensor.dims) for tensor in proto.initializer}
+    origin = {value.name: value.name for value in proto.input if value.name not in tables}
+    bounds: dict[str, int] = {}
+    for node in proto.node:
+        if node.op_type in _KEEPS_VALUES and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        if node.op_type != "Gather" or node.input[1] not in origin or not tables.get(node.input[0]):
+            continue
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        name, rows = origin[node.input[1]], tables[node.input[0]][axis]
+        bounds[name] = min(rows, bounds.get(name, rows))
+    return bounds
 
 
 def _need(tensors: Mapping[str, GraphTensor], name: str) -> GraphTensor:

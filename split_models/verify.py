@@ -1,4 +1,4 @@
-"""Check a model's cuts for real: head and tail against the whole, raw for exactness and int8 for the task's answer."""
+"""Check a model's cuts for real: head and tail against the whole, raw for exactness and every form for the answer."""
 
 from __future__ import annotations
 
@@ -9,107 +9,110 @@ from pathlib import Path
 
 from attrs import frozen
 
-from engines.onnx import OnnxRuntime
 from engines.port import TensorModel, TensorRuntime
-from protocol.errors import ConfigError
-from protocol.models import CatalogueEntry
-from protocol.tensors import Tensor
+from protocol.models import BundleManifest, CatalogueEntry
+from protocol.tensors import Tensor, TensorSpec
+from split_models.backend import Partitioner, backend_of
+from split_models.bundle import fixed_shapes, task_of
+from split_models.bundle_cut import run_through
 from split_models.bundle_files import read_bundle
 from split_models.codec import RAW
 from split_models.cuts import Cut, single_tensor_cuts
-from split_models.partition_onnx import Partitioner
 from split_models.plan import ModelPlan
-from split_models.prepare_onnx import prepare
-from split_models.recipes import Recipe, recipe
+from split_models.recipes import recipe
 from split_models.sanity import greatest_difference
+from split_models.task import RecipeTask, SampledTask, Task
 
 
 @frozen
 class Checked:
-    """One cut: max_relative_error over the whole model's largest value; error_ratio and least_iou of the answer."""
+    """One cut and codec: max_relative_error over the whole model's largest value; error_ratio of the task's answer."""
 
     cut: str
     codec: str
     max_relative_error: float
-    same: bool
-    least_iou: float
+    error_ratio: float
 
 
 def verify_cuts(
-    file: Path, entry: CatalogueEntry, encoded: bytes | None = None, runtime: TensorRuntime | None = None
+    file: Path, entry: CatalogueEntry, samples: Sequence[bytes] = (), runtime: TensorRuntime | None = None
 ) -> Sequence[Checked]:
-    """Every single-tensor cut of a model with the raw codec, on `encoded` or the recipe's first calibration input."""
-    found = _recipe_of(entry)
-    runtime = runtime or OnnxRuntime()
-    shapes = dict(entry.input_shapes)
-    prepared = prepare(file, shapes)
-    (name,) = shapes
-    made = found.before(encoded or found.calibration()[0], name, shapes[name])
-    partitioner = Partitioner(prepared)
+    """Every cut of a model with the raw codec, on the task's first input (the first of `samples` that it can use)."""
+    backend = backend_of(entry.format)
+    runtime = runtime or backend.runtime()
+    shapes = fixed_shapes(file, entry, runtime)
+    prepared = backend.prepare(file, shapes)
+    task = task_of(entry, shapes, backend, prepared, samples)
+    case = task.cases(samples)[0]
+    partitioner = backend.partitioner(prepared)
+    checked: list[Checked] = []
     with tempfile.TemporaryDirectory(prefix="midstream-verify-") as folder:
-        room = Path(folder)
-        with _loaded(runtime, room / "whole.onnx", prepared.data) as whole:
-            reference = tuple(whole.run(made.inputs))
-        wanted = found.after(reference, made.context)
-        checked: list[Checked] = []
+        room = _Room(Path(folder), backend.format, runtime)
+        with room.loaded("whole", backend.whole(prepared)) as whole:
+            reference = tuple(whole.run(case.made.inputs))
+        wanted = task.answer(reference, case)
         for cut in single_tensor_cuts(prepared.graph):
-            outputs = _through(partitioner, cut, runtime, room, made.inputs)
-            likeness = found.compare(found.after(outputs, made.context), wanted)
+            outputs = room.through(partitioner, cut, case.made.inputs)
             error = max(greatest_difference(a, b) for a, b in zip(outputs, reference, strict=True))
-            checked.append(Checked(cut.id, RAW, error, likeness.same, likeness.least_iou))
+            checked.append(Checked(cut.id, RAW, error, task.error_ratio(task.answer(outputs, case), wanted)))
     return checked
 
 
 def verify_offered(
     folder: Path, inputs: Sequence[bytes] = (), runtime: TensorRuntime | None = None
 ) -> Sequence[Checked]:
-    """Every cut and codec of a bundle, by its own files, over `inputs` and the recipe's calibration inputs."""
+    """Every cut and codec of a bundle, by its own files, over the task's inputs and those of `inputs` it can use."""
     manifest = read_bundle(folder)
-    if manifest.recipe is None:
-        raise ConfigError("a bundle without a recipe cannot be judged", field="recipe")
-    found = recipe(manifest.recipe)
-    runtime = runtime or OnnxRuntime()
-    plan = ModelPlan(manifest, found)
-    made = [found.before(data, plan.input_name, plan.input_shape) for data in [*inputs, *found.calibration()]]
+    runtime = runtime or backend_of(manifest.format).runtime()
     whole = runtime.load(folder / manifest.whole_file, 0)
-    references = [tuple(whole.run(one.inputs)) for one in made]
+    task = _task_of_bundle(manifest, whole.inputs, inputs)
+    plan = ModelPlan(manifest, recipe(manifest.recipe) if manifest.recipe is not None else None)
+    cases = task.cases(inputs)
+    references = [tuple(whole.run(case.made.inputs)) for case in cases]
     whole.close()
     checked: list[Checked] = []
     for cut in manifest.cuts:
         head, tail = runtime.load(folder / cut.head_file, 0), runtime.load(folder / cut.tail_file, 0)
-        error, same, least = 0.0, True, 1.0
-        for one, reference in zip(made, references, strict=True):
-            outputs = plan.plain(cut, tuple(tail.run(head.run(one.inputs))))
-            likeness = found.compare(found.after(outputs, one.context), found.after(reference, one.context))
+        error, error_ratio = 0.0, 0.0
+        for case, reference in zip(cases, references, strict=True):
+            outputs = plan.plain(cut, run_through(head, tail, case.made.inputs))
+            found = task.error_ratio(task.answer(outputs, case), task.answer(reference, case))
+            error_ratio = max(error_ratio, found)
             error = max(error, *(greatest_difference(a, b) for a, b in zip(outputs, reference, strict=True)))
-            same, least = same and likeness.same, min(least, likeness.least_iou)
         head.close()
         tail.close()
-        checked.append(Checked(cut.id, cut.codec, error, same, least))
+        checked.append(Checked(cut.id, cut.codec, error, error_ratio))
     return checked
 
 
-def _through(
-    partitioner: Partitioner, cut: Cut, runtime: TensorRuntime, room: Path, inputs: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    parts = partitioner.split(cut, RAW)
-    with _loaded(runtime, room / "head.onnx", parts.head) as head:
-        crossing = head.run(inputs)
-    with _loaded(runtime, room / "tail.onnx", parts.tail) as tail:
-        return tuple(tail.run(crossing))
+def _task_of_bundle(manifest: BundleManifest, specs: Sequence[TensorSpec], samples: Sequence[bytes]) -> Task:
+    if manifest.recipe is not None:
+        (name,) = manifest.input_shapes
+        return RecipeTask(recipe(manifest.recipe), name, manifest.input_shapes[name])
+    return SampledTask(specs, manifest.index_bounds, samples)
 
 
-@contextmanager
-def _loaded(runtime: TensorRuntime, file: Path, data: bytes) -> Iterator[TensorModel]:
-    file.write_bytes(data)
-    model = runtime.load(file, 0)
-    try:
-        yield model
-    finally:
-        model.close()
+@frozen
+class _Room:
+    """A scratch folder where parts are loaded from."""
 
+    folder: Path
+    suffix: str
+    runtime: TensorRuntime
 
-def _recipe_of(entry: CatalogueEntry) -> Recipe:
-    if entry.recipe is None or len(entry.input_shapes) != 1:
-        raise ConfigError(f"{entry.name} needs a recipe and one fixed input to be judged", field="recipe")
-    return recipe(entry.recipe)
+    @contextmanager
+    def loaded(self, name: str, data: bytes) -> Iterator[TensorModel]:
+        file = self.folder / f"{name}.{self.suffix}"
+        file.write_bytes(data)
+        model = self.runtime.load(file, 0)
+        try:
+            yield model
+        finally:
+            model.close()
+
+    def through(self, partitioner: Partitioner, cut: Cut, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        parts = partitioner.split(cut, RAW)
+        with self.loaded("head", parts.head) as head:
+            crossing = head.run(inputs)
+        with self.loaded("tail", parts.tail) as tail:
+            return tuple(tail.run(crossing))

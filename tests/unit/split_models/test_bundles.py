@@ -35,6 +35,7 @@ from split_models.cuts import Cut
 from split_models.graph import GraphTensor
 from split_models.measure import head_probes, time_calls
 from split_models.offer import offers
+from split_models.verify import verify_offered
 
 CLS = "ppocr-v2-cls"
 
@@ -57,12 +58,15 @@ def root(built: Path, tmp_path: Path) -> Path:
 def test_a_bundle_is_complete_and_honest(built: Path) -> None:
     manifest = read_bundle(built / CLS)
     assert manifest.single_cuts >= 40
-    assert {cut.codec for cut in manifest.cuts} == {"raw", "int8"}
+    assert {cut.codec for cut in manifest.cuts} == {"raw", "fp16", "int8"}
     assert not verify_files(built / CLS, manifest)
     assert all(cut.tail_s > 0 and cut.wire_bytes > 0 and cut.down_bytes > 0 for cut in manifest.cuts)
     assert manifest.cloud_s >= manifest.whole_s > 0
     raw = {cut.id: cut.wire_bytes for cut in manifest.cuts if cut.codec == "raw"}
     assert all(raw[cut.id] == 4 * cut.wire_bytes for cut in manifest.cuts if cut.codec == "int8")
+    assert all(raw[cut.id] == 2 * cut.wire_bytes for cut in manifest.cuts if cut.codec == "fp16")
+    assert all(0 < cut.zstd_bytes < cut.wire_bytes and cut.zstd_s > 0 for cut in manifest.cuts if cut.codec == "int8")
+    assert all(0 < cut.head_s < manifest.whole_s * 2 for cut in manifest.cuts)
     assert {path.name for path in (built / CLS).iterdir()} == {MANIFEST, *files_of(manifest)}
 
 
@@ -117,10 +121,29 @@ def test_input_shapes_that_the_model_cannot_run_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_without_a_recipe_is_not_cut(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_format_that_is_never_cut_says_so(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError) as raised:
-        build_bundle(model_file(CLS), evolve(shipped_catalogue()[CLS], recipe=None), tmp_path)
-    assert raised.value.field == "recipe"
+        build_bundle(model_file(CLS), evolve(shipped_catalogue()[CLS], format="gguf"), tmp_path)
+    assert raised.value.field == "format"
+
+
+def test_a_model_without_a_recipe_is_judged_by_its_outputs(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+    entry = evolve(shipped_catalogue()[CLS], recipe=None)
+    manifest = build_bundle(model_file(CLS), entry, tmp_path, limits=BundleLimits(max_cuts=1, threads=1))
+    assert manifest.recipe is None
+    assert manifest.encoded_bytes == 4 * 3 * 48 * 192
+    assert {cut.codec for cut in manifest.cuts} >= {"raw", "fp16"}
+    for one in verify_offered(tmp_path / CLS):
+        assert one.error_ratio <= 0.01
+    assert all(cut.answer_scale == 0 for cut in manifest.cuts)
+
+
+def test_a_free_size_that_nobody_fixed_is_named(model_file: Callable[[str], Path], tmp_path: Path) -> None:
+    entry = evolve(shipped_catalogue()[CLS], recipe=None, input_shapes={})
+    with pytest.raises(ConfigError) as raised:
+        build_bundle(model_file(CLS), entry, tmp_path)
+    assert raised.value.field == "input_shapes"
+    assert "'x'" in str(raised.value)
 
 
 # -- on disk ---------------------------------------------------------------------------------------------------------
@@ -307,24 +330,42 @@ def cuts_of(*elements: int) -> list[Cut]:
     return [Cut(f"{k:03d}", k, (GraphTensor(f"t{k}", "FP32", (1, n)),), float(k)) for k, n in enumerate(elements)]
 
 
-def offered(cuts: list[Cut], errors: dict[str, float], max_cuts: int = 9) -> list[tuple[str, str]]:
-    found = offers(cuts, lambda cut: errors.get(cut.id, 0.0), max_cuts, lambda: True)
+def offered(cuts: list[Cut], errors: dict[tuple[str, str], float], max_cuts: int = 9) -> list[tuple[str, str]]:
+    found = offers(cuts, lambda cut, codec: errors.get((cut.id, codec), 0.0), max_cuts, lambda: True)
     return [(one.cut.id, one.codec) for one in found]
 
 
 def test_only_cuts_that_send_less_are_offered() -> None:
-    assert offered(cuts_of(100, 100, 200, 50, 60), {}) == [
-        ("000", "raw"), ("000", "int8"), ("003", "raw"), ("003", "int8"),
+    assert offered(cuts_of(1000, 1000, 2000, 500, 600), {}) == [
+        ("000", "raw"), ("000", "int8"), ("000", "fp16"), ("003", "raw"), ("003", "int8"), ("003", "fp16"),
     ]  # fmt: skip
 
 
-def test_a_cut_that_int8_harms_makes_room_for_the_next() -> None:
-    assert offered(cuts_of(100, 100, 50), {"000": 0.3, "002": 0.5}) == [("000", "raw"), ("001", "raw"), ("001", "int8")]
+def test_a_form_that_harms_the_answer_is_never_offered() -> None:
+    """fp16 stands in where int8 is too coarse, and makes room for a later cut of the same size where int8 is not."""
+    errors = {("000", "int8"): 0.3, ("002", "int8"): 0.5, ("002", "fp16"): 0.5}
+    assert offered(cuts_of(1000, 1000, 500), errors) == [
+        ("000", "raw"), ("000", "fp16"), ("001", "raw"), ("001", "int8"), ("001", "fp16"),
+    ]  # fmt: skip
+
+
+def test_the_first_cut_is_always_there_raw() -> None:
+    errors = {("000", "int8"): 1.0, ("000", "fp16"): 1.0}
+    assert offered(cuts_of(1000), errors) == [("000", "raw")]
+
+
+def test_what_an_int8_model_hands_over_needs_no_codec() -> None:
+    cuts = [Cut(f"{k:03d}", k, (GraphTensor(f"t{k}", "UINT8", (size,)),), k) for k, size in enumerate((100, 100, 50))]
+    assert offered(cuts, {}) == [("000", "raw"), ("002", "raw")]
+
+
+def test_what_fits_one_packet_is_sent_as_it_is() -> None:
+    assert offered(cuts_of(1000, 100), {})[3:] == [("001", "raw")]
 
 
 def test_offers_are_bounded() -> None:
-    assert len(offered(cuts_of(*range(100, 0, -1)), {}, max_cuts=3)) == 6
-    assert list(offers(cuts_of(9, 8), lambda _: 0.0, 9, lambda: False)) == []
+    assert len(offered(cuts_of(*range(1000, 300, -1)), {}, max_cuts=3)) == 9
+    assert list(offers(cuts_of(9, 8), lambda *_: 0.0, 9, lambda: False)) == []
 
 
 def test_head_probes_measure_real_heads(root: Path) -> None:

@@ -1,0 +1,105 @@
+"""One cut of a bundle: its files, and what it weighs and takes on the machine that builds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from statistics import median
+
+from attrs import evolve, frozen
+
+from engines.port import TensorModel, TensorRuntime
+from protocol import zstd
+from protocol.models import CutEntry
+from protocol.oip import InferRequest, InferResponse, encode_request, encode_response
+from protocol.tensors import Tensor
+from split_models.bundle_files import BundleFolder
+from split_models.codec import INT8, wire_bytes
+from split_models.measure import MeasureRun, time_calls
+from split_models.offer import Offered
+from split_models.seam import Seam
+
+
+@frozen
+class CutWriter:
+    """Writes the files of offered cuts into a folder and measures them. suffix: of the format's files."""
+
+    folder: BundleFolder
+    seam: Seam
+    runtime: TensorRuntime
+    measure: MeasureRun
+    threads: int
+    suffix: str
+
+    def write(self, offered: Offered) -> CutEntry:
+        """Make, write and measure head and tail. Raises EngineError when they do not load or run."""
+        cut, codec = offered.cut, offered.codec
+        parts = self.seam.parts(cut, codec)
+        head_file, tail_file = f"head_{cut.id}_{codec}.{self.suffix}", f"tail_{cut.id}_{codec}.{self.suffix}"
+        self.folder.write(head_file, parts.head)
+        self.folder.write(tail_file, parts.tail)
+        answer = self.seam.answer if codec == INT8 else None
+        entry = CutEntry(
+            id=cut.id,
+            codec=codec,
+            crossing=parts.crossing,
+            head_file=head_file,
+            head_sha256=hashlib.sha256(parts.head).hexdigest(),
+            head_size_bytes=len(parts.head),
+            tail_file=tail_file,
+            tail_sha256=hashlib.sha256(parts.tail).hexdigest(),
+            tail_size_bytes=len(parts.tail),
+            wire_bytes=wire_bytes(codec, parts.crossing),
+            head_flops=cut.head_flops,
+            error_ratio=offered.error_ratio,
+            answer_scale=answer.scales[0] if answer else 0.0,
+            answer_zero=answer.zeros[0] if answer else 0,
+        )
+        return self._measured(entry)
+
+    def _measured(self, entry: CutEntry) -> CutEntry:
+        """Seconds of both parts on the first input, bytes over all of them."""
+        observed = self.seam.calibration.observed
+        head = self.runtime.load(self.folder.path / entry.head_file, self.threads)
+        try:
+            head_s = self.measure(head, observed[0].case.made.inputs).median_s
+            sent = [list(head.run(seen.case.made.inputs)) for seen in observed]
+        finally:
+            head.close()
+        tail = self.runtime.load(self.folder.path / entry.tail_file, self.threads)
+        try:
+            tail_s = self.measure(tail, sent[0]).median_s
+            answers = [list(tail.run(tensors)) for tensors in sent]
+        finally:
+            tail.close()
+        entry = evolve(entry, head_s=head_s, tail_s=tail_s, down_bytes=_size_bytes(answers[0]))
+        return compressed(entry, sent, answers) if zstd.available() else entry
+
+
+def compressed(entry: CutEntry, sent: Sequence[Sequence[Tensor]], answers: Sequence[Sequence[Tensor]]) -> CutEntry:
+    """The entry with the sizes of its bodies under zstd, and half the seconds that both bodies take both ends."""
+    up = [encode_request(InferRequest("m", tuple(tensors), binary=True))[1] for tensors in sent]
+    down = [encode_response(InferResponse("m", tuple(tensors)), True)[1] for tensors in answers]
+    packed_up, packed_down = [zstd.compress(body) for body in up], [zstd.compress(body) for body in down]
+
+    def all_four() -> None:
+        zstd.compress(up[0])
+        zstd.decompress(packed_up[0], len(up[0]))
+        zstd.compress(down[0])
+        zstd.decompress(packed_down[0], len(down[0]))
+
+    return evolve(
+        entry,
+        zstd_bytes=round(median(map(len, packed_up))),
+        zstd_down_bytes=round(median(map(len, packed_down))),
+        zstd_s=time_calls(all_four).median_s / 2,
+    )
+
+
+def _size_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.size_bytes for tensor in tensors)
+
+
+def run_through(head: TensorModel, tail: TensorModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The tail's outputs for these inputs of the head."""
+    return tuple(tail.run(head.run(inputs)))
