@@ -42,6 +42,7 @@ class ArmCost:
 
     device_s: head, encoding, pre- and post-processing here. server_s: tail or whole model there. up_bytes, down_bytes:
     what crosses. error_ratio: measured error of the task's answer against the whole model. loaded: ready now.
+    sends_input: an input of the model leaves as it came.
     """
 
     arm: Arm
@@ -52,3 +53,4 @@ class ArmCost:
     joules: float = 0.0
     error_ratio: float = 0.0
     loaded: bool = True
+    sends_input: bool = False

@@ -56,6 +56,8 @@ def backend_of(kind: str) -> Backend:
     """The backend of a format; foreign libraries come in only when it works. Raises ConfigError when there is none."""
     if kind == "onnx":
         return _onnx()
+    if kind == "tflite":
+        return _tflite()
     raise ConfigError(f"{kind} models cannot be cut", next_step="serve the model whole", field="format")
 
 
@@ -63,14 +65,30 @@ def _onnx() -> Backend:
     from engines.onnx import OnnxRuntime
     from split_models.onnx_files import index_bounds
     from split_models.partition_onnx import Partitioner as OnnxPartitioner
-    from split_models.prepare_onnx import prepare
+    from split_models.prepare_onnx import prepare, whole_file
 
     return Backend(
         format="onnx",
         channel_axis=1,
         prepare=prepare,
         partitioner=OnnxPartitioner,
-        whole=lambda prepared: prepared.data,
+        whole=whole_file,
         index_bounds=lambda prepared: index_bounds(prepared.proto),
         runtime=OnnxRuntime,
+    )
+
+
+def _tflite() -> Backend:
+    from engines.tflite import TfliteRuntime
+    from split_models.partition_tflite import Partitioner as TflitePartitioner
+    from split_models.prepare_tflite import prepare
+
+    return Backend(
+        format="tflite",
+        channel_axis=-1,
+        prepare=prepare,
+        partitioner=TflitePartitioner,
+        whole=lambda prepared: prepared.data,
+        index_bounds=lambda prepared: {},
+        runtime=TfliteRuntime,
     )

@@ -19,7 +19,7 @@ from split_models.backend import Backend, Prepared, backend_of
 from split_models.bundle_cut import CutWriter
 from split_models.bundle_files import BundleFolder, sweep, usable_bundle
 from split_models.calibration import Calibration, observe
-from split_models.cuts import Cut, single_tensor_cuts
+from split_models.cuts import Cut, all_cuts, single_tensor_cuts
 from split_models.graph import Graph
 from split_models.measure import MeasureRun, time_calls, time_model
 from split_models.offer import offers
@@ -160,7 +160,7 @@ class _Build:
     def _measured(
         self, folder: BundleFolder, prepared: Prepared, whole: TensorModel, manifest: BundleManifest
     ) -> BundleManifest:
-        backend, cuts = self._backend, single_tensor_cuts(prepared.graph)
+        backend, cuts = self._backend, all_cuts(prepared.graph)
         partitioner = backend.partitioner(prepared)
         self._step("calibrate")
         task = task_of(self._entry, manifest.input_shapes, backend, prepared, self._samples)
@@ -177,9 +177,9 @@ class _Build:
         )
         if not seen.observed:
             raise EngineError(f"no calibration input of {self._entry.name} could be used")
-        manifest = self._whole(whole, task, seen, evolve(manifest, single_cuts=len(cuts)))
+        manifest = self._whole(whole, task, seen, evolve(manifest, single_cuts=len(single_tensor_cuts(prepared.graph))))
         seam = Seam(prepared.graph, partitioner, seen, task)
-        return evolve(manifest, cuts=tuple(self._cuts(folder, cuts, seam)))
+        return evolve(manifest, cuts=tuple(self._cuts(folder, prepared.graph, cuts, seam)))
 
     def _whole(self, whole: TensorModel, task: Task, seen: Calibration, manifest: BundleManifest) -> BundleManifest:
         """Seconds and bytes of the whole model, alone and with what stands around it."""
@@ -198,10 +198,10 @@ class _Build:
             down_bytes=sum(tensor.size_bytes for tensor in first.answer),
         )
 
-    def _cuts(self, folder: BundleFolder, cuts: Sequence[Cut], seam: Seam) -> list[CutEntry]:
+    def _cuts(self, folder: BundleFolder, graph: Graph, cuts: Sequence[Cut], seam: Seam) -> list[CutEntry]:
         trial = folder.path / f".trial.{self._backend.format}"
-        threads = self._limits.threads
-        writer = CutWriter(folder, seam, self._runtime, self._measure, threads, self._backend.format)
+        threads, inputs = self._limits.threads, frozenset(tensor.name for tensor in graph.inputs)
+        writer = CutWriter(folder, seam, self._runtime, self._measure, threads, self._backend.format, inputs)
 
         def error_of(cut: Cut, codec: str) -> float:
             self._step(f"try cut {cut.id} {codec}")

@@ -189,6 +189,7 @@ class CostTable:
             joules=self._watts * device_s,
             error_ratio=cut.error_ratio,
             loaded=loaded,
+            sends_input=cut.sends_input,
         )
 
     def _packed(self, cut: CutEntry, plain: ArmCost) -> ArmCost | None:
@@ -214,6 +215,7 @@ class CostTable:
             up_bytes=encoded_bytes + ENVELOPE_BYTES,
             down_bytes=self._manifest.down_bytes + ENVELOPE_BYTES,
             server_s=wait_s + self.seconds("server", "cloud"),
+            sends_input=True,
         )
 
 

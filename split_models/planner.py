@@ -134,7 +134,7 @@ def _rank(
 
 
 def _forbidden(cost: ArmCost, policy: SplitPolicy) -> str:
-    if cost.arm.kind == "cloud" and not policy.raw_input_leaves:
+    if (cost.sends_input or cost.arm.kind == "cloud") and not policy.raw_input_leaves:
         return "raw input may not leave"
     if cost.arm.kind == "cut" and cost.arm.form not in policy.codecs:
         return f"codec {cost.arm.form} not allowed"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engines.arrays import to_array, to_tensor
 from engines.port import TensorModel, TensorRuntime
-from protocol.errors import EngineError
+from protocol.errors import MidstreamError
 from protocol.tensors import Tensor
 from split_models.backend import Partitioner
 from split_models.calibration import Calibration, Observed
@@ -113,7 +113,7 @@ class Seam:
                 worst = max(worst, self._task.error_ratio(self._task.answer(outputs, seen.case), seen.answer))
                 if worst > GOOD_ERROR_RATIO:
                     break
-        except EngineError:
+        except MidstreamError:
             return 1.0
         finally:
             if tail is not None:

@@ -90,6 +90,15 @@ def test_a_link_in_between_favours_the_cut_when_raw_input_may_not_leave() -> Non
     assert cloud is not None and cloud.excluded == "raw input may not leave"
 
 
+def test_a_cut_that_sends_an_input_again_is_no_way_around_the_ban() -> None:
+    """Token ids travel beside the first layer's output when a later layer reads them, too."""
+    leaking = [COSTS[0], evolve(COSTS[1], sends_input=True)]
+    proposal = propose(leaking, link(1e8), 0.0, evolve(POLICY, raw_input_leaves=False))
+    assert proposal.arm == DEVICE_ARM
+    assert [entry.excluded for entry in proposal.ranking if entry.arm == CUT] == ["raw input may not leave"]
+    assert propose(leaking, link(1e8), 0.0, POLICY).arm == CUT
+
+
 def test_codecs_and_errors_are_bounded_by_policy() -> None:
     policy = evolve(POLICY, raw_input_leaves=False, codecs=("raw",))
     assert propose(COSTS, link(1e8), 0.0, policy).arm == RAW_CUT
