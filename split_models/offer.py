@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 from attrs import frozen
 
@@ -32,34 +33,62 @@ def offers(
 ) -> Iterator[Offered]:
     """Walk the cuts from the input on; a cut is offered when its smallest good form sends less than every one before.
 
-    Of cuts with equal bytes the first whose error is at most GOOD_ERROR_RATIO wins. `error_of` is costly; `go_on`
-    ends the walk. A cut that is offered is offered raw as well, which needs no calibration, and the first cut always.
+    Of cuts with equal bytes the first whose error is at most GOOD_ERROR_RATIO wins; one that is good with fp16 only
+    gives way to the next of its size that is good with int8. `error_of` is costly; `go_on` ends the walk. A cut that is
+    offered is offered raw as well, which needs no calibration, and the first cut always.
     """
-    least: int | None = None
-    chosen = 0
+    walk = _Walk(error_of, max_cuts)
     for index, cut in enumerate(cuts):
-        if chosen >= max_cuts or not go_on():
+        if walk.chosen >= max_cuts or not go_on():
+            break
+        yield from walk.at(cut, index == 0)
+    if walk.chosen < max_cuts:
+        yield from walk.waiting
+
+
+class _Walk:
+    """least: bytes of the smallest form so far. waiting: a cut that is good with fp16 and not with int8."""
+
+    def __init__(self, error_of: Callable[[Cut, str], float], max_cuts: int) -> None:
+        self._error_of = error_of
+        self._max_cuts = max_cuts
+        self._least: float = inf
+        self.chosen = 0
+        self.waiting: list[Offered] = []
+
+    def at(self, cut: Cut, first: bool) -> Iterator[Offered]:
+        if _size(cut, INT8) >= self._least:
             return
-        if least is not None and _size(cut, INT8) >= least:
-            continue
-        good = [Offered(cut, RAW, 0.0), *_good_forms(cut, error_of)]
-        smallest = min(_size(cut, offered.codec) for offered in good)
+        good = [Offered(cut, RAW, 0.0), *self._good_forms(cut)]
         worth = len(good) > 1 or _is_small(cut)
-        if index == 0 or (worth and (least is None or smallest < least)):
-            yield from good
-            chosen += 1
-            if worth:
-                least = smallest
+        if not (worth or first):
+            return
+        halved_only = worth and good[-1].codec == FP16 and len(good) == 2
+        larger = self.waiting and _size(self.waiting[0].cut, INT8) > _size(cut, INT8)
+        if larger and self.chosen + 1 < self._max_cuts:  # else the last place is for the cut that sends less
+            yield from self._taken(self.waiting)
+        self.waiting = good if halved_only and not first else []
+        if not self.waiting:
+            yield from self._taken(good)
+        if worth:
+            self._least = min(_size(cut, offered.codec) for offered in good)
 
+    def _taken(self, offered: list[Offered]) -> Iterator[Offered]:
+        self.chosen += bool(offered)
+        yield from offered
 
-def _good_forms(cut: Cut, error_of: Callable[[Cut, str], float]) -> Iterator[Offered]:
-    """int8 first, for where it is good fp16 is as a rule."""
-    if _is_small(cut):
-        return
-    for codec in (INT8, FP16):
-        error_ratio = error_of(cut, codec)
-        if error_ratio <= GOOD_ERROR_RATIO:
-            yield Offered(cut, codec, error_ratio)
+    def _good_forms(self, cut: Cut) -> Iterator[Offered]:
+        """int8 first, for where it is good fp16 is as a rule."""
+        if _is_small(cut):
+            return
+        found = False
+        for codec in (INT8, FP16):
+            if not found and _size(cut, codec) >= self._least:
+                return
+            error_ratio = self._error_of(cut, codec)
+            if error_ratio <= GOOD_ERROR_RATIO:
+                found = True
+                yield Offered(cut, codec, error_ratio)
 
 
 def _is_small(cut: Cut) -> bool:

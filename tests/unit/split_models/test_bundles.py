@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloud_stub.bundles import BundleShelf
 from engines.catalogue import shipped_catalogue
@@ -342,11 +344,44 @@ def test_only_cuts_that_send_less_are_offered() -> None:
 
 
 def test_a_form_that_harms_the_answer_is_never_offered() -> None:
-    """fp16 stands in where int8 is too coarse, and makes room for a later cut of the same size where int8 is not."""
-    errors = {("000", "int8"): 0.3, ("002", "int8"): 0.5, ("002", "fp16"): 0.5}
-    assert offered(cuts_of(1000, 1000, 500), errors) == [
-        ("000", "raw"), ("000", "fp16"), ("001", "raw"), ("001", "int8"), ("001", "fp16"),
+    """fp16 stands in where int8 is too coarse, unless a later cut of the same size is good with int8."""
+    errors = {("001", "int8"): 0.3, ("002", "int8"): 0.3}
+    sizes = (2000, 1000, 1000, 1000, 900)
+    three = [("000", "raw"), ("000", "int8"), ("000", "fp16")]
+    assert offered(cuts_of(*sizes), {**errors, ("004", "int8"): 1.0, ("004", "fp16"): 1.0}) == [
+        *three, ("003", "raw"), ("003", "int8"), ("003", "fp16"),
     ]  # fmt: skip
+    only_halved = {("001", "int8"): 1.0, ("002", "int8"): 1.0}
+    assert offered(cuts_of(2000, 900, 900, 300), only_halved) == [
+        *three, ("001", "raw"), ("001", "fp16"), ("003", "raw"), ("003", "int8"), ("003", "fp16"),
+    ]  # fmt: skip
+    assert offered(cuts_of(2000, 900, 900), only_halved) == [*three, ("001", "raw"), ("001", "fp16")]
+
+
+@given(
+    sizes=st.lists(st.integers(300, 2000), min_size=1, max_size=12),
+    bad=st.sets(st.tuples(st.integers(0, 11), st.sampled_from(["int8", "fp16"]))),
+    max_cuts=st.integers(1, 5),
+)
+def test_what_is_offered_is_good_bounded_and_sends_ever_less(
+    sizes: list[int], bad: set[tuple[int, str]], max_cuts: int
+) -> None:
+    cuts = cuts_of(*sizes)
+    found = offered(cuts, {(f"{k:03d}", codec): 1.0 for k, codec in bad}, max_cuts)
+    assert not {(f"{k:03d}", codec) for k, codec in bad} & set(found)
+    ids = list(dict.fromkeys(ident for ident, _ in found))
+    assert ids == sorted(ids) and len(ids) <= max_cuts
+    elements = {cut.id: cut.elements for cut in cuts}
+    smallest = [
+        min({"raw": 4, "fp16": 2, "int8": 1}[codec] * elements[i] for i_, codec in found if i_ == i) for i in ids
+    ]
+    assert smallest[1:] == sorted(set(smallest[1:]), reverse=True)
+    assert found[0] == ("000", "raw")
+
+
+def test_the_last_place_is_for_the_cut_that_sends_less() -> None:
+    errors = {("000", "int8"): 1.0, ("001", "int8"): 1.0}
+    assert [cut for cut, _ in offered(cuts_of(2000, 900, 300), errors, max_cuts=2)] == ["000"] * 2 + ["002"] * 3
 
 
 def test_the_first_cut_is_always_there_raw() -> None:
