@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge
 from split_models.planner import Proposal, exploration, explore_now, propose
 from split_models.switch import Held, hold
 
@@ -25,12 +26,16 @@ RESERVE_RATIO = 1.5
 
 @frozen
 class Decision:
-    """What one request does. `left` is the arm that was held until now, when this request brought a switch."""
+    """What one request does. `left` is the arm that was held until now, when this request brought a switch.
+
+    device_s: what the whole model would take on this device now, without waiting; 0 when it is not on offer.
+    """
 
     arm: Arm
     reason: str
     proposal: Proposal
     left: Arm | None = None
+    device_s: float = 0.0
 
 
 @define
@@ -61,6 +66,7 @@ class Decider:
     def __init__(self, now_s: float) -> None:
         self._seats = {True: _Seat(now_s), False: _Seat(now_s)}
         self._links: dict[str, _LinkState] = {}
+        self._budget = HedgeBudget()
         self.last: Proposal | None = None
 
     @property
@@ -84,7 +90,26 @@ class Decider:
         seat = self._seats[encoded]
         left = self._switch(seat, proposal, policy, now_s)
         reason = seat.held.reason if left is not None else proposal.reason
-        return Decision(seat.held.arm, reason, proposal, left)
+        device_s = next((cost.device_s for cost in costs if cost.arm == DEVICE_ARM), 0.0)
+        self._budget = self._budget.requested(device_s)
+        return Decision(seat.held.arm, reason, proposal, left, device_s)
+
+    def hedge(self, decision: Decision, views: Mapping[str, LinkView], elapsed_s: float, policy: SplitPolicy) -> Hedge:
+        """When to start the device too, for a request that has waited `elapsed_s`; may be asked again meanwhile."""
+        entry, device = decision.proposal.of(decision.arm), decision.proposal.of(DEVICE_ARM)
+        if entry is None or device is None:
+            return NEVER
+        view = views.get(decision.arm.link or "", UNKNOWN_LINK)
+        return hedge(entry, device, view, elapsed_s, self._budget.allowance_s(policy), policy)
+
+    def hedged(self, decision: Decision) -> None:
+        """The device was started beside the link: its seconds count against the allowance, whoever wins."""
+        self._budget = self._budget.started(decision.device_s)
+
+    @property
+    def budget(self) -> HedgeBudget:
+        """Device seconds so far."""
+        return self._budget
 
     def finished(self, *, encoded: bool = True) -> None:
         """A request of this kind has ended, well or not."""

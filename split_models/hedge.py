@@ -35,12 +35,19 @@ FREE_RUNS = 8.0
 """Unspent device runs at which a further one costs nothing; with none left the price is one second per second."""
 
 
+AT_ONCE_S = 1e-3
+"""A start that is nearer than this is made now."""
+
+
 @frozen
 class Hedge:
     """Start the device arm after `start_in_s` more seconds without an answer: 0 now, infinite never."""
 
     start_in_s: float
     reason: str
+
+
+NEVER = Hedge(inf, "there is nothing to start")
 
 
 @frozen
@@ -80,7 +87,11 @@ def hedge(
     if start_s == inf:
         return Hedge(inf, "the link is expected to be first")
     expected_ms = 1e3 * (entry.predicted_s - elapsed_s)
-    return Hedge(max(0.0, start_s - elapsed_s), f"device after {start_s:.2f} s, link expected in {expected_ms:.0f} ms")
+    start_in_s = start_s - elapsed_s
+    return Hedge(
+        start_in_s if start_in_s > AT_ONCE_S else 0.0,
+        f"device after {start_s:.2f} s, link expected in {expected_ms:.0f} ms",
+    )
 
 
 def _refused(entry: Ranked, device: Ranked, allowance_s: float, policy: SplitPolicy) -> str:

@@ -75,12 +75,13 @@ def propose(
 
 
 def exploration(costs: Sequence[ArmCost], policy: SplitPolicy) -> ArmCost | None:
-    """The cheapest allowed way to look at a link: fewest bytes up, loaded arms first.
+    """The cheapest allowed way to look at a link: loaded arms first, then least work here, then fewest bytes up.
 
+    Work here would make the request wait that is being answered on the device meanwhile.
     An arm that is not loaded must be loaded and not run: without it a link that only cuts may use stays unknown.
     """
     usable = [cost for cost in costs if cost.arm.link and not _forbidden(cost, policy)]
-    return min(usable, key=lambda cost: (not cost.loaded, cost.up_bytes), default=None)
+    return min(usable, key=lambda cost: (not cost.loaded, cost.device_s, cost.up_bytes), default=None)
 
 
 def explore_now(silent_requests: int, looked: bool, link: LinkView, policy: SplitPolicy) -> bool:

@@ -1,0 +1,409 @@
+"""Pure: one device's requests over a trace in virtual time, with the decider, the hedge and the probe of live requests.
+
+Requests come at a fixed rate and run one after the other; the time that counts is from when one was due until it was
+answered, so that a late one delays those behind it. The link is the trace's; what an arm costs is given. Beside the
+deciding arms there are the fixed ones and an oracle, which knows the trace and takes the soonest arm each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isfinite
+
+from attrs import define, field, frozen
+
+from netprobe.probe import LinkProbe
+from netprobe.view import LinkView
+from protocol.events import TransferSample
+from protocol.policy import SplitPolicy
+from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.decider import Decider, Decision
+from split_models.planner import DOWN
+from split_models.replay_link import Agenda, Line, LinkTrace, Moving, Pipe, Timer
+
+LINK = "cloud"
+LARGE_REPLY_BYTES = 16 << 10
+"""A reply of this size or more is a sample of the way down."""
+
+EXPLORE_S = 20.0
+
+
+@frozen
+class Outcome:
+    """One run. latencies_s: from due to answered, in order; `arms` counts who answered."""
+
+    latencies_s: tuple[float, ...]
+    arms: Mapping[str, int]
+    switches: int = 0
+    hedges: int = 0
+    hedged_s: float = 0.0
+    looks: int = 0
+    decisions: tuple[str, ...] = ()
+
+
+@frozen
+class Load:
+    """Requests that a device gets: one every `every_s`, `count` of them."""
+
+    every_s: float
+    count: int
+
+    @classmethod
+    def over(cls, trace: LinkTrace, every_s: float, seconds: float) -> Load:
+        """Requests for so many seconds, at most the trace once."""
+        return cls(every_s, max(1, int(min(seconds, trace.seconds) / every_s)))
+
+
+class _Lines:
+    """Both directions of a trace, for transfers that have them to themselves."""
+
+    def __init__(self, trace: LinkTrace) -> None:
+        self.up = Line(trace.up_bytes_per_s, trace.step_s)
+        self.down = Line(trace.down_bytes_per_s, trace.step_s)
+        self._delay_s = trace.delay_s
+
+    def ends_s(self, cost: ArmCost, began_s: float) -> float:
+        """When an arm that begins now, and alone, has answered."""
+        at_s = began_s + cost.device_s
+        if cost.arm.link is None:
+            return at_s
+        at_s = self.up.ends_s(at_s, cost.up_bytes)
+        if not isfinite(at_s):
+            return inf
+        at_s = self.down.ends_s(at_s + self._delay_s(at_s) + cost.server_s, cost.down_bytes)
+        return at_s + self._delay_s(at_s) if isfinite(at_s) else inf
+
+
+def replay_fixed(trace: LinkTrace, cost: ArmCost, load: Load) -> Outcome:
+    """Every request on one arm, as long as it takes."""
+    lines = _Lines(trace)
+    latencies, free_s = [], 0.0
+    for number in range(load.count):
+        due_s = number * load.every_s
+        free_s = lines.ends_s(cost, max(due_s, free_s))
+        latencies.append(free_s - due_s)
+    return Outcome(tuple(latencies), {str(cost.arm): load.count})
+
+
+def replay_oracle(trace: LinkTrace, costs: Sequence[ArmCost], load: Load) -> Outcome:
+    """Every request on the arm that will answer first; since the trace does not depend on us, no plan is better."""
+    lines = _Lines(trace)
+    latencies, free_s = [], 0.0
+    arms: dict[str, int] = {}
+    for number in range(load.count):
+        due_s = number * load.every_s
+        began_s = max(due_s, free_s)
+        free_s, best = min((lines.ends_s(cost, began_s), str(cost.arm)) for cost in costs)
+        latencies.append(free_s - due_s)
+        arms[best] = arms.get(best, 0) + 1
+    return Outcome(tuple(latencies), arms)
+
+
+def replay(
+    trace: LinkTrace, costs: Sequence[ArmCost], policy: SplitPolicy, load: Load, probe: LinkProbe | None = None
+) -> Outcome:
+    """The product's own decisions; nothing of the trace is known to them but what transfers show."""
+    return _Replay(trace, costs, policy, load, probe).run()
+
+
+@define(eq=False)
+class _Job:
+    seconds: float
+    done: Callable[[], None]
+    running: bool = False
+
+
+class _Lane:
+    """The device: one run at a time, in order. What runs cannot be stopped; what waits can."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        self._jobs: list[_Job] = []
+        self._free_s = 0.0
+
+    def submit(self, seconds: float, done: Callable[[], None]) -> _Job:
+        job = _Job(seconds, done)
+        self._jobs.append(job)
+        self._go_on()
+        return job
+
+    def cancel(self, job: _Job) -> None:
+        """A run under way ends by itself, unheard."""
+        job.done = lambda: None
+        if not job.running and job in self._jobs:
+            self._jobs.remove(job)
+
+    def wait_s(self) -> float:
+        """Seconds that a newcomer would wait."""
+        waiting = sum(job.seconds for job in self._jobs if not job.running)
+        return waiting + max(0.0, self._free_s - self._agenda.now_s)
+
+    def _go_on(self) -> None:
+        if self._jobs and not self._jobs[0].running:
+            job = self._jobs[0]
+            job.running = True
+            self._free_s = self._agenda.now_s + job.seconds
+            self._agenda.at(self._free_s, self._end)
+
+    def _end(self) -> None:
+        job = self._jobs.pop(0)
+        self._go_on()
+        job.done()
+
+
+@define(eq=False)
+class _World:
+    """Device, link and what is seen of them."""
+
+    agenda: Agenda
+    lane: _Lane
+    up: Pipe
+    down: Pipe
+    trace: LinkTrace
+    probe: LinkProbe
+    sending: list[_Attempt] = field(factory=list)
+    last_end_s: float | None = None
+
+    def delay_s(self) -> float:
+        """One-way delay now."""
+        return self.trace.delay_s(self.agenda.now_s)
+
+    def under_way(self) -> TransferSample | None:
+        """The oldest transfer that has not been answered yet."""
+        return self.sending[0].sample(complete=False) if self.sending else None
+
+    def views(self) -> dict[str, LinkView]:
+        """As the planner names them."""
+        now_s = self.agenda.now_s
+        return {LINK: self.probe.view(LINK, "up", now_s), LINK + DOWN: self.probe.view(LINK, "down", now_s)}
+
+
+@define(eq=False)
+class _Attempt:
+    """One arm of the link for one request; samples go to the probe as the HTTP link makes them."""
+
+    world: _World
+    cost: ArmCost
+    done: Callable[[], None]
+    job: _Job | None = None
+    moving: Moving | None = None
+    timers: list[Timer] = field(factory=list)
+    began_s: float | None = None
+    idle_s: float = 0.0
+    first_s: float = 0.0
+    over: bool = False
+
+    def begin(self) -> None:
+        """Head first, where there is one."""
+        if self.cost.device_s > 0:
+            self.job = self.world.lane.submit(self.cost.device_s, self._send)
+        else:
+            self._send()
+
+    def cancel(self) -> None:
+        """Give up; a transfer without an answer took at least this long."""
+        if self.over:
+            return
+        self.over = True
+        if self.job is not None:
+            self.world.lane.cancel(self.job)
+        if self.moving is not None:
+            self.world.up.cancel(self.moving)
+            self.world.down.cancel(self.moving)
+        for timer in self.timers:
+            timer.cancel()
+        if self in self.world.sending:
+            self._leave()
+            self.world.probe.add(self.sample(complete=False))
+
+    def sample(self, *, complete: bool) -> TransferSample:
+        """The way up as it stands now."""
+        now_s, began_s = self.world.agenda.now_s, self.began_s or 0.0
+        taken_s = now_s - began_s - (self.cost.server_s if complete else 0.0)
+        return TransferSample(
+            at_s=now_s, link=LINK, direction="up", size_bytes=self.cost.up_bytes, seconds=max(0.0, taken_s),
+            server_s=self.cost.server_s if complete else 0.0, idle_before_s=self.idle_s, complete=complete,
+        )  # fmt: skip
+
+    def _send(self) -> None:
+        world, now_s = self.world, self.world.agenda.now_s
+        self.began_s = now_s
+        self.idle_s = 0.0 if world.sending or world.last_end_s is None else now_s - world.last_end_s
+        world.sending.append(self)
+        self.moving = world.up.start(self.cost.up_bytes, self._sent)
+
+    def _sent(self) -> None:
+        self._later(self.world.delay_s() + self.cost.server_s, self._served)
+
+    def _served(self) -> None:
+        self._later(self.world.delay_s(), self._answered)
+        self.moving = self.world.down.start(self.cost.down_bytes, self._received)
+
+    def _answered(self) -> None:
+        """The answer's first byte is here: the way up has been measured."""
+        self.first_s = self.world.agenda.now_s
+        self._leave()
+        self.world.probe.add(self.sample(complete=True))
+
+    def _received(self) -> None:
+        self._later(self.world.delay_s(), self._finish)
+
+    def _finish(self) -> None:
+        now_s, size_bytes = self.world.agenda.now_s, self.cost.down_bytes
+        self.over = True
+        if size_bytes >= LARGE_REPLY_BYTES and now_s > self.first_s:
+            self.world.probe.add(
+                TransferSample(
+                    at_s=now_s, link=LINK, direction="down", size_bytes=size_bytes, seconds=now_s - self.first_s
+                )
+            )
+        self.done()
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        agenda = self.world.agenda
+        self.timers.append(agenda.at(agenda.now_s + seconds, act))
+
+    def _leave(self) -> None:
+        self.world.sending.remove(self)
+        self.world.last_end_s = self.world.agenda.now_s
+
+
+class _Replay:
+    """One run of the product's decisions; requests are _Race objects, one at a time."""
+
+    def __init__(
+        self, trace: LinkTrace, costs: Sequence[ArmCost], policy: SplitPolicy, load: Load, probe: LinkProbe | None
+    ) -> None:
+        agenda = Agenda()
+        up, down = (Line(rates, trace.step_s) for rates in (trace.up_bytes_per_s, trace.down_bytes_per_s))
+        probe = probe or LinkProbe(lambda: agenda.now_s)
+        self.world = _World(agenda, _Lane(agenda), Pipe(up, agenda), Pipe(down, agenda), trace, probe)
+        probe.watch(LINK, self.world.under_way)
+        self.costs = tuple(costs)
+        self.by_arm = {cost.arm: cost for cost in costs}
+        self.policy = policy
+        self.decider = Decider(0.0)
+        self.looking: dict[str, _Attempt] = {}
+        self.load = load
+        self.latencies: list[float] = []
+        self.arms: dict[str, int] = {}
+        self.switches = self.hedges = self.looks = 0
+
+    @property
+    def device_s(self) -> float:
+        return self.by_arm[DEVICE_ARM].device_s
+
+    def run(self) -> Outcome:
+        """All requests, then whatever is still under way."""
+        self.world.agenda.at(0.0, lambda: self._request(0))
+        self.world.agenda.run()
+        return Outcome(
+            tuple(self.latencies), self.arms, self.switches, self.hedges, self.decider.budget.hedged_s, self.looks
+        )
+
+    def _request(self, number: int) -> None:
+        due_s = number * self.load.every_s
+
+        def answered(arm: Arm) -> None:
+            now_s = self.world.agenda.now_s
+            self.latencies.append(now_s - due_s)
+            self.arms[str(arm)] = self.arms.get(str(arm), 0) + 1
+            self.decider.finished()
+            if number + 1 < self.load.count:
+                self.world.agenda.at((number + 1) * self.load.every_s, lambda: self._request(number + 1))
+
+        self._decide(answered)
+
+    def _decide(self, answered: Callable[[Arm], None]) -> None:
+        world, now_s = self.world, self.world.agenda.now_s
+        views = world.views()
+        decision = self.decider.decide(self.costs, views, world.lane.wait_s(), self.policy, now_s)
+        self.switches += decision.left is not None
+        looks = self.decider.looks(decision.arm, (LINK,), self.looking, self.costs, views, self.policy, now_s)
+        _Race(self, decision, answered).begin()
+        for cost in looks:  # in the background: the request is first in every queue
+            self._look(cost)
+
+    def _look(self, cost: ArmCost) -> None:
+        """The request through the link as well; its answer is dropped."""
+        agenda = self.world.agenda
+        self.looks += 1
+
+        def seen() -> None:
+            late.cancel()
+            self.looking.pop(LINK, None)
+            self.decider.answered(LINK)
+
+        def given_up() -> None:
+            attempt.cancel()
+            self.looking.pop(LINK, None)
+            self.decider.failed(LINK, "no answer")
+
+        attempt = _Attempt(self.world, cost, seen)
+        late = agenda.at(agenda.now_s + EXPLORE_S, given_up)
+        self.looking[LINK] = attempt
+        attempt.begin()
+
+
+class _Race:
+    """One request: the held arm, the device when the link is late or given up; the first answer counts."""
+
+    def __init__(self, replay: _Replay, decision: Decision, answered: Callable[[Arm], None]) -> None:
+        self._replay = replay
+        self._agenda = replay.world.agenda
+        self._decision = decision
+        self._answered = answered
+        self._began_s = self._agenda.now_s
+        self._attempt: _Attempt | None = None
+        self._job: _Job | None = None
+        self._timers: list[Timer] = []
+
+    def begin(self) -> None:
+        arm, proposal = self._decision.arm, self._decision.proposal
+        patience_s = self._replay.decider.patience_s(arm, proposal, inf) if arm.link is not None else 0.0
+        if patience_s <= 0:
+            self._on_device()
+            return
+        self._attempt = _Attempt(self._replay.world, self._replay.by_arm[arm], self._by_link)
+        self._timers.append(self._agenda.at(self._began_s + patience_s, self._give_up))
+        self._attempt.begin()
+        self._consider()
+
+    def _consider(self) -> None:
+        """Ask when to start the device too, until it has begun."""
+        if self._job is not None:
+            return
+        run, now_s = self._replay, self._agenda.now_s
+        found = run.decider.hedge(self._decision, run.world.views(), now_s - self._began_s, run.policy)
+        if found.start_in_s <= 0:
+            run.hedges += 1
+            run.decider.hedged(self._decision)
+            self._on_device()
+        elif found.start_in_s < inf:
+            self._timers.append(self._agenda.at(now_s + found.start_in_s, self._consider))
+
+    def _on_device(self) -> None:
+        if self._job is None:
+            self._job = self._replay.world.lane.submit(self._replay.device_s, self._by_device)
+
+    def _give_up(self) -> None:
+        assert self._attempt is not None
+        self._attempt.cancel()
+        self._replay.decider.failed(LINK, "link slow")
+        self._on_device()
+
+    def _by_link(self) -> None:
+        self._replay.decider.answered(LINK)
+        if self._job is not None:
+            self._replay.world.lane.cancel(self._job)
+        self._end(self._decision.arm)
+
+    def _by_device(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+        self._end(DEVICE_ARM)
+
+    def _end(self, arm: Arm) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._answered(arm)
