@@ -5,7 +5,8 @@
 interleaved, at least 200 jumps of size (3x or more) per class. The error of a prediction is relative to the real time.
 Keys: worst_class_ratio_to_plain_mean (our median error over that of the mean of the last ten rates, worst class and
 order), median_error_ratio (strong Wi-Fi, the worse order), jump_error_ratio (median over the interleaved jumps of all
-classes), each class's own figures, and the same estimators on transfers over LTE traces of moving clients.
+classes), each class's own figures, the same estimators on transfers over LTE traces of moving clients, and what is
+known there of transfers that are late.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from statistics import mean, median
 from attrs import define, field
 
 from benchmarks.report import arguments, percentile, publish
-from benchmarks.transfers import Session, Transfer, interleaved, lte_rates, sent_over, sessions
+from benchmarks.transfers import Session, Transfer, interleaved, lte_rates, moved_bytes, sent_over, sessions
 from netprobe.probe import LinkProbe
 from netprobe.round_trip import SMALL_BYTES
-from netprobe.window import WINDOW
+from netprobe.under_way import projected_s
+from netprobe.window import WINDOW, Fit
 from protocol.events import TransferSample
 
 JUMP = 3.0
@@ -83,11 +85,7 @@ class Errors:
                 predicted = {name: rival(past, transfer.size_bytes) for name, rival in RIVALS.items()}
                 self._note(predicted | {"ours": view.seconds_for(transfer.size_bytes)}, transfer, past[-1].size_bytes)
             now_s = transfer.at_s
-            probe.add(
-                TransferSample(
-                    at_s=now_s, link="cloud", direction="up", size_bytes=transfer.size_bytes, seconds=transfer.seconds
-                )
-            )
+            probe.add(_sample(transfer, transfer.seconds))
 
     def median_of(self, name: str) -> float:
         """Median error of an estimator."""
@@ -135,6 +133,40 @@ def lte(traces: Path | None, quick: bool) -> dict[str, float]:
     return keys
 
 
+def late(traces: Path | None, quick: bool) -> dict[str, float]:
+    """Transfers that are not over when they should be: the median error of the end as predicted at that moment.
+
+    By age alone, as if they ended just then, and with the bytes that have moved so far.
+    """
+    by_age, by_moved = [], []
+    for rates in lte_rates(traces).values():
+        probe = LinkProbe(lambda: 0.0)
+        for transfer in sent_over(rates[:600] if quick else rates, 1.0, LTE_SIZES, LTE_RTT_S):
+            began_s = transfer.at_s - transfer.seconds
+            view = probe.view("cloud", now_s=began_s)
+            due_s = view.seconds_for(transfer.size_bytes)
+            if LTE_RTT_S < due_s < transfer.seconds:
+                moved = min(transfer.size_bytes, int(moved_bytes(rates, began_s + LTE_RTT_S, began_s + due_s)))
+                running = _sample(transfer, due_s, complete=False, moved=moved)
+                ends_s = projected_s(Fit(view.floor_s, view.bytes_per_s, view.samples), running)
+                by_age.append(1.0 - due_s / transfer.seconds)
+                by_moved.append(abs(ends_s - transfer.seconds) / transfer.seconds)
+            probe.add(_sample(transfer, transfer.seconds))
+    return {
+        "lte_late_error_ratio_age": median(by_age),
+        "lte_late_error_ratio_moved": median(by_moved),
+        "lte_late_p90_error_ratio_age": percentile(by_age, 0.9),
+        "lte_late_p90_error_ratio_moved": percentile(by_moved, 0.9),
+    }
+
+
+def _sample(real: Transfer, seconds: float, complete: bool = True, moved: int | None = None) -> TransferSample:
+    return TransferSample(
+        at_s=real.at_s, link="cloud", direction="up", size_bytes=real.size_bytes, seconds=seconds,
+        complete=complete, moved_bytes=moved,
+    )  # fmt: skip
+
+
 def measure(traces: Path | None, quick: bool) -> tuple[dict[str, object], bool]:
     """All keys; True when they come from real transfers."""
     classes, real = sessions(traces)
@@ -154,7 +186,7 @@ def measure(traces: Path | None, quick: bool) -> tuple[dict[str, object], bool]:
     for name, by_order in orders.items():
         for order, errors in by_order.items():
             keys |= _of_class(f"{name.replace('-', '_')}{order}", errors)
-    return keys | lte(traces, quick), real
+    return keys | lte(traces, quick) | late(traces, quick), real
 
 
 def _of_class(prefix: str, errors: Errors) -> dict[str, float]:

@@ -105,6 +105,15 @@ def moving_s(rates: Sequence[float], begin_s: float, size_bytes: float) -> float
     return now_s - begin_s
 
 
+def moved_bytes(rates: Sequence[float], begin_s: float, end_s: float) -> float:
+    """What moves between two moments."""
+    moved, now_s = 0.0, begin_s
+    while now_s < end_s:
+        next_s = min(end_s, math.floor(now_s) + 1.0)
+        moved, now_s = moved + rates[math.floor(now_s) % len(rates)] * (next_s - now_s), next_s
+    return moved
+
+
 def _lumos(folder: Path, name: str) -> Sequence[tuple[Session, Session]]:
     files = sorted(folder.glob(f"*-{name}-*.csv"))
     return [(_session(small), _session(large)) for small, large in zip(files[::2], files[1::2], strict=True)]

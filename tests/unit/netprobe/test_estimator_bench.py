@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.estimator import Errors, least_squares, mean_rate, mixed, offset
+from benchmarks.estimator import Errors, late, least_squares, mean_rate, mixed, offset
 from benchmarks.transfers import Transfer, interleaved, moving_s, sent_over, sessions
 
 EXACT = [Transfer(size, 0.1 + size / 1e6, 0.0) for size in (10_000, 200_000, 50_000)]
@@ -43,3 +43,9 @@ def test_where_sizes_change_ours_beats_the_mean_of_rates() -> None:
     errors: Errors = mixed(pairs["wifi-strong"][:1])
     assert len(errors.jumps["ours"]) >= 200
     assert errors.median_of("ours") < 0.5 * errors.median_of("plain_mean")
+
+
+def test_bytes_that_moved_tell_the_end_of_a_late_transfer_better_than_its_age() -> None:
+    keys = late(None, quick=True)
+    assert 0 < keys["lte_late_error_ratio_moved"] < 0.5 * keys["lte_late_error_ratio_age"]
+    assert keys["lte_late_p90_error_ratio_moved"] < keys["lte_late_p90_error_ratio_age"]
