@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from attrs import define, field, frozen
 
@@ -24,6 +24,11 @@ from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec
 
 MAX_REGISTERED = 4096
 """Heads and tails of all bundles of a house; more is a leak."""
+
+T = TypeVar("T")
+
+RunModel = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""One run of a loaded model; blocking, for the worker's thread."""
 
 
 WARM_RUNS = 3
@@ -127,6 +132,17 @@ class LocalEndpoint:
         load: False raises Loading at once for a model that is not in memory.
         Raises NotFound, BadRequest, Full (no room, or the queue alone would pass the deadline) or EngineError.
         """
+        asked = tuple(inputs)
+        outputs, digest, wait_s, run_s = await self.run(model, lambda run: run(asked), deadline_s, load=load)
+        return TensorAnswer(outputs, digest, wait_s=wait_s, compute_s=run_s)
+
+    async def run(
+        self, model: str, work: Callable[[RunModel], T], deadline_s: float, *, load: bool = True
+    ) -> tuple[T, str, float, float]:
+        """Do `work` with a loaded model on a worker, as `infer` does its one run.
+
+        Returns what it returned, the digest, and the seconds it waited and ran.
+        """
         began_s = self._clock()
         wait_s = self._executor.wait_s()
         if wait_s > deadline_s:
@@ -134,16 +150,17 @@ class LocalEndpoint:
         try:
             async with asyncio.timeout(deadline_s):
                 lease = await self._lease(self._resolve(model)) if load else self._leased(model)
-                run = _Run(lease, tuple(inputs))
+                run = _Run(lease, work)
                 try:
-                    outputs, ticket = await self._executor.run_timed(run)
+                    result, ticket = await self._executor.run_timed(run)
                 finally:
                     run.abandon()
         except TimeoutError as err:
             raise EngineError(
                 f"{model} did not answer within {deadline_s:.2f} s", next_step="allow more time, or use another arm"
             ) from err
-        return TensorAnswer(outputs, run.digest, wait_s=self._waited(ticket, began_s), compute_s=ticket.run_s)
+        assert result is not None
+        return result, run.digest, self._waited(ticket, began_s), ticket.run_s
 
     def wait_s(self) -> float:
         """Seconds a request that came now would wait before it runs."""
@@ -267,26 +284,26 @@ class LocalEndpoint:
         return max(0.0, ticket.arrived_s - began_s) + ticket.wait_s
 
 
-class _Run:
-    """One run under a lease. Whoever is first, the worker or the one who gives up, takes the lease and ends it.
+class _Run(Generic[T]):
+    """Work under a lease. Whoever is first, the worker or the one who gives up, takes the lease and ends it.
 
     So work that was cancelled in the queue frees its model at once, and work under way keeps it until it ends.
     """
 
-    def __init__(self, lease: Lease[Closable], inputs: tuple[Tensor, ...]) -> None:
+    def __init__(self, lease: Lease[Closable], work: Callable[[RunModel], T]) -> None:
         slot = lease.value
         assert isinstance(slot, _Slot)
         self.digest = slot.digest
         self._slot = slot
         self._lease = lease
-        self._inputs = inputs
+        self._work = work
         self._claim = threading.Lock()
 
-    def __call__(self) -> Sequence[Tensor]:
+    def __call__(self) -> T | None:
         if not self._claim.acquire(blocking=False):
-            return ()
+            return None
         try:
-            return self._slot.run(self._inputs)
+            return self._work(self._slot.run)
         finally:
             self._lease.release()
 
