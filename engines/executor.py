@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 import threading
 import time
 import weakref
@@ -65,6 +67,7 @@ class BoundedExecutor:
         wait_target_s: longest wait in the queue that work is let in for.
         threads_per_run: cores that one run keeps busy.
         bounded: False lets everything wait: for work that is bounded elsewhere, or to measure what the bound is worth.
+        niceness: how far the workers stand back behind other threads for a core, 0 to 19; see `stand_back`.
     """
 
     def __init__(
@@ -79,12 +82,14 @@ class BoundedExecutor:
         cores: int | None = None,
         max_waiting: int = MAX_WAITING,
         bounded: bool = True,
+        niceness: int = 0,
     ) -> None:
         parallel = max(1.0, (cores or usable_cores()) / max(1, threads_per_run))
         self._name = name
         self._workers = workers
         self._clock = clock
         self._emit = emit
+        self._niceness = niceness
         self._admission = Admission(workers, wait_target_s, parallel=parallel, max_waiting=max_waiting, bounded=bounded)
         self._changed = threading.Condition()
         self._queue: deque[Ticket] = deque()
@@ -271,6 +276,7 @@ class BoundedExecutor:
         self._changed.notify_all()
 
     def _work(self) -> None:
+        stand_back(self._niceness)
         while True:
             with self._changed:
                 # A caller that runs its own work counts: more runs at once than workers only fight over the caches.
@@ -352,6 +358,15 @@ class BoundedExecutor:
 
     def _closing(self) -> EngineError:
         return EngineError(f"{self._name} is closed", next_step="send the request to another target")
+
+
+def stand_back(niceness: int) -> None:
+    """Let other threads have the cores first, from the calling thread on. Linux alone has that per thread."""
+    if niceness > 0 and sys.platform == "linux":
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+        except OSError as err:
+            _log.debug("a thread keeps its priority: %s", err)
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -61,9 +61,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 async def ask(house: House, count: int, model: str = "one") -> list[asyncio.Task[object]]:
     """That many at once, the n-th asking for n."""
-    return [
-        asyncio.create_task(house.endpoint.infer(model, [row(n, n, n, n)], 5.0), name=str(n)) for n in range(count)
-    ]
+    return [asyncio.create_task(house.endpoint.infer(model, [row(n, n, n, n)], 5.0), name=str(n)) for n in range(count)]
 
 
 async def busy(house: House) -> asyncio.Task[object]:

@@ -1,0 +1,228 @@
+"""A stream of tensor frames read by a thread of its own, which also works on the answers when their executor is full.
+
+A burst of answers then slows the reader: while it works it reads nothing and grants no credit, so the server keeps what
+it has, and no queue grows here. Requests whose user waits take another stream (engines.remote_frames on the house's own
+loop): they neither stand behind the burst on the wire nor behind its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from attrs import frozen
+
+from engines.executor import BoundedExecutor, stand_back
+from engines.port import TensorAnswer
+from engines.remote_frames import FramesEndpoint
+from links.port import Link
+from protocol.clock import Clock
+from protocol.errors import LinkClosed, LinkTimeout, MidstreamError
+from protocol.events import TransferSample
+from protocol.tensors import Tensor
+
+log = logging.getLogger("midstream.engines.laned")
+
+T = TypeVar("T")
+
+CREDIT_BYTES = 1 << 20
+"""Answers on the way to the lane; a few are enough to keep it busy."""
+
+NICENESS = 10
+"""Of the lane's thread: a core that anyone else wants is theirs."""
+
+OPEN_S = 10.0
+
+
+@frozen
+class Worked(Generic[T]):
+    """An answer, what was made of it, and the seconds that the work waited and ran."""
+
+    answer: TensorAnswer
+    result: T
+    wait_s: float
+    run_s: float
+
+
+class LanedEndpoint:
+    """A TensorEndpoint with a reader's lane. Methods are for the house's event loop.
+
+    Args:
+        link: the name that samples carry.
+        open_link: makes a link to the server; called in the lane's thread, where that link lives.
+        executor: where answers are worked on; the lane runs what finds no room there.
+        sink: takes samples on the loop that `start` was called on.
+    """
+
+    def __init__(
+        self,
+        link: str,
+        open_link: Callable[[], Link],
+        executor: BoundedExecutor,
+        *,
+        sink: Callable[[TransferSample], None] = lambda sample: None,
+        clock: Clock = time.monotonic,
+        credit_bytes: int = CREDIT_BYTES,
+        niceness: int = NICENESS,
+    ) -> None:
+        self._name = link
+        self._open_link = open_link
+        self._executor = executor
+        self._sink = sink
+        self._clock = clock
+        self._credit_bytes = credit_bytes
+        self._niceness = niceness
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._frames: FramesEndpoint | None = None
+        self._ready: Future[None] = Future()
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._work, name=f"{link}-lane", daemon=True)
+
+    async def start(self) -> None:
+        """Start the thread; the stream is opened by the first request. Raises what making the link raised."""
+        self._home = asyncio.get_running_loop()
+        self._thread.start()
+        await asyncio.wait_for(asyncio.wrap_future(self._ready), OPEN_S)
+
+    async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
+        """As FramesEndpoint.infer; nothing is worked on here."""
+        return await self._in_lane(self._endpoint().infer(model, inputs, deadline_s))
+
+    async def infer_then(
+        self, model: str, inputs: Sequence[Tensor], deadline_s: float, work: Callable[[TensorAnswer], T]
+    ) -> Worked[T]:
+        """Ask, then do `work` with the answer on the executor or in the lane, all within `deadline_s`.
+
+        Raises what the server, the link or `work` raised; LinkTimeout when time ran out.
+        """
+        home = asyncio.get_running_loop()
+        done: asyncio.Future[Worked[T]] = home.create_future()
+
+        def on_answer(answer: TensorAnswer, used: Callable[[], None]) -> None:
+            self._hand_in(answer, used, work, home, done)
+
+        asking = self._endpoint().infer_then(model, inputs, deadline_s, on_answer)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._in_lane(asking)
+                return await done
+        except TimeoutError as err:
+            raise LinkTimeout(f"no answer for {model} was ready within {deadline_s:.2f} s") from err
+        finally:
+            done.cancel()
+
+    def wait_s(self) -> float:
+        """Seconds at the server, as it said last, and in the executor here."""
+        return (self._frames.wait_s() if self._frames is not None else 0.0) + self._executor.wait_s()
+
+    def under_way(self) -> TransferSample | None:
+        """The oldest request that is on its way."""
+        return self._frames.under_way() if self._frames is not None else None
+
+    async def close(self) -> None:
+        """End the stream, its link and the thread. The executor belongs to who made it."""
+        loop, stop = self._loop, self._stop
+        if loop is not None and stop is not None:
+            with contextlib.suppress(RuntimeError):  # the lane has ended by itself
+                loop.call_soon_threadsafe(stop.set)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, OPEN_S)
+
+    def _hand_in(
+        self,
+        answer: TensorAnswer,
+        used: Callable[[], None],
+        work: Callable[[TensorAnswer], T],
+        home: asyncio.AbstractEventLoop,
+        done: asyncio.Future[Worked[T]],
+    ) -> None:
+        """In the lane: may run the work itself, and then reads nothing meanwhile."""
+        came_s = self._clock()
+
+        def call() -> tuple[T, float, float]:
+            began_s = self._clock()
+            return work(answer), began_s - came_s, self._clock() - began_s
+
+        def tell(result: Any, error: BaseException | None) -> None:
+            used()
+            outcome = error if error is not None else Worked(answer, *result)
+            with contextlib.suppress(RuntimeError):  # the house's loop was closed; nobody listens any more
+                home.call_soon_threadsafe(_settle, done, outcome)
+
+        try:
+            self._executor.submit(call, on_done=tell, lane=True)
+        except MidstreamError as err:
+            tell(None, err)
+
+    def _endpoint(self) -> FramesEndpoint:
+        if self._frames is None or not self._thread.is_alive():
+            raise LinkClosed(f"the lane to {self._name} is not open", next_step="another arm answers meanwhile")
+        return self._frames
+
+    async def _in_lane(self, asking: Any) -> TensorAnswer:
+        loop = self._loop
+        assert loop is not None
+        try:
+            running: Future[TensorAnswer] = asyncio.run_coroutine_threadsafe(asking, loop)
+        except RuntimeError as err:
+            asking.close()
+            raise LinkClosed(f"the lane to {self._name} has ended") from err
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            if running.cancelled() and not _being_cancelled():
+                raise LinkClosed(f"the lane to {self._name} has ended") from None
+            raise
+
+    def _work(self) -> None:
+        stand_back(self._niceness)
+        try:
+            asyncio.run(self._main())
+        except Exception as err:
+            if self._ready.done():
+                log.exception("the lane to %s ended by a bug", self._name)
+            else:
+                self._ready.set_exception(err)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        link = self._open_link()
+        self._frames = FramesEndpoint(
+            self._name, link.open, sink=self._to_home, clock=self._clock, credit_bytes=self._credit_bytes
+        )
+        self._ready.set_result(None)
+        try:
+            await self._stop.wait()
+        finally:
+            await self._frames.close()
+            await link.close()
+
+    def _to_home(self, sample: TransferSample) -> None:
+        home = self._home
+        assert home is not None
+        with contextlib.suppress(RuntimeError):  # the house's loop was closed
+            home.call_soon_threadsafe(self._sink, sample)
+
+
+def _settle(done: asyncio.Future[Any], outcome: Any) -> None:
+    if done.done():
+        return
+    if isinstance(outcome, Worked):
+        done.set_result(outcome)
+    elif isinstance(outcome, Exception) and not isinstance(outcome, StopIteration):
+        done.set_exception(outcome)
+    else:
+        done.set_exception(RuntimeError(f"the work raised {outcome!r}"))
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
