@@ -60,6 +60,9 @@ class Gate:
     async def describe(self, name: str) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec], str]:
         return await self._inner.describe(TAIL)
 
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None:
+        return await self._inner.preload(TAIL, keep=keep, warm=warm)
+
     def loaded(self, name: str) -> bool:
         return self._inner.loaded(TAIL)
 

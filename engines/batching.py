@@ -46,7 +46,7 @@ class Local(Protocol):
 
     async def describe(self, name: str) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec], str]: ...
 
-    async def preload(self, name: str, *, keep: bool = False) -> None: ...
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None: ...
 
     def loaded(self, name: str) -> bool: ...
 
@@ -154,6 +154,10 @@ class BatchingEndpoint:
     async def describe(self, name: str) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec], str]:
         """As LocalEndpoint.describe."""
         return await self._local.describe(name)
+
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None:
+        """As LocalEndpoint.preload."""
+        return await self._local.preload(name, keep=keep, warm=warm)
 
     def loaded(self, name: str) -> bool:
         return self._local.loaded(name)
