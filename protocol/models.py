@@ -128,6 +128,11 @@ def tail_name(model: str, digest: str, cut: str, codec: str) -> str:
     return f"{model}-{digest[:8]}__cut_{cut}_{codec}"
 
 
+def whole_name(model: str, digest: str) -> str:
+    """Name of a prepared whole model on servers that are not ours: `name-<digest8>`."""
+    return f"{model}-{digest[:8]}"
+
+
 def head_name(model: str, digest: str, cut: str, codec: str) -> str:
     """Name of a head as a local model of its own: `name-<digest8>__head_<id>_<codec>`."""
     return f"{model}-{digest[:8]}__head_{cut}_{codec}"
