@@ -19,6 +19,7 @@ from cloud_stub.advert import advertise, instance_name, txt_record
 from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority, take_back_client_key
 from cloud_stub.broker import EmbeddedBroker
 from cloud_stub.certificates import DAY_S, key_of, read_roots
+from cloud_stub.compose_tails import tail_server
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.coordinator import Coordinator, goodbye
 from cloud_stub.enrolment import EMBEDDED_BROKER_VERSION, BrokerAddress, Enrolment
@@ -171,7 +172,7 @@ class CoordinatorHouse:
             self.notes.append(f"text is not served: {why}")
         self.text = TextHouse(engines)
         stack.push_async_callback(self.text.close)
-        self.tails = TailHouse(config, self.store, self.metrics, self._on_bundle)
+        self.tails = TailHouse(config, self.store, self.metrics, self._on_bundle, tail_server(config))
         stack.push_async_callback(self.tails.close)
         self.notes += self._missing()
 

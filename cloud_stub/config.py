@@ -50,7 +50,8 @@ class CoordinatorConfig:
     which mDNS speaks (empty: all). broker: `embedded` or mqtts://host:port. models: names served whole (empty: every
     model in the store). bundles: tensor models to cut (empty: every one with a recipe and fixed input shapes).
     text_threads: 0 lets the engine choose. text_wait_target_s: a text request should wait no longer than this for its
-    turn; past it, it is refused with the time to come back after. join_ttl_s: how long a fresh join string can be used.
+    turn; past it, it is refused with the time to come back after. tails_url: a server that has the models of `midstream
+    tails export`; they run here while it cannot. join_ttl_s: how long a fresh join string can be used.
     """
 
     state_dir: Path
@@ -73,6 +74,9 @@ class CoordinatorConfig:
     text_context_tokens: int = 2048
     text_wait_target_s: float = 2.0
     tensor_threads: int = 0
+    tails_url: str = ""
+    tails_ca: Path | None = None
+    tails_token_file: Path | None = None
     join_ttl_s: float = 86_400.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     source: str = field(default="defaults", eq=False)
@@ -221,11 +225,24 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
         for text in getattr(config, name):
             _check_address(name, text, names_allowed=name == "addresses")
     _check_address("host", config.host, names_allowed=True)
+    _check_tails(config)
     if config.broker != EMBEDDED:
         url = parse_broker(config.broker)
         if url.tls and config.broker_ca is not None and not config.broker_ca.is_file():
             raise ConfigError(f"no CA file at {config.broker_ca}", next_step="check broker_ca", field="broker_ca")
     return config
+
+
+def _check_tails(config: CoordinatorConfig) -> None:
+    url = config.tails_url
+    if url and not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", url):
+        raise ConfigError(f"tails_url is {url[:80]!r}", next_step="write it as https://HOST:PORT", field="tails_url")
+    for name in ("tails_ca", "tails_token_file"):
+        file = getattr(config, name)
+        if file is not None and not file.is_file():
+            raise ConfigError(f"no file at {file}", next_step=f"check {name}", field=name)
+        if file is not None and not url:
+            raise ConfigError(f"{name} is given without tails_url", next_step="name the server", field="tails_url")
 
 
 def _check_address(name: str, text: str, *, names_allowed: bool) -> None:
@@ -259,6 +276,9 @@ _HELP = {
     "text_context_tokens": "room for prompt and answer",
     "text_wait_target_s": "a text request should wait no longer than this for its turn, in seconds",
     "tensor_threads": "threads of one tensor run, 0: its own choice",
+    "tails_url": "inference server (Open Inference Protocol v2) that runs the tails, as http(s)://HOST:PORT",
+    "tails_ca": "CA file of that server (default: the system's)",
+    "tails_token_file": "file with a bearer token for that server",
     "join_ttl_s": "seconds for which a join string can be used",
     "log_level": "debug, info, warning or error",
 }

@@ -12,12 +12,14 @@ from cloud_stub.bundles import BundleShelf
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.cutting import CutJob, Cutter, usable_samples
 from engines.executor import BoundedExecutor
+from engines.forward import ForwardingEndpoint
 from engines.local import LocalEndpoint
 from engines.pool import ModelPool
 from engines.port import TensorRuntime
 from engines.registry import engine_class, installed_engines
+from engines.remote_oip import RemoteEndpoint
 from engines.store import ModelStore, Stored
-from links.port import Mount
+from links.port import Link, Mount
 from profiles.facts import model_budget_bytes, usable_cores
 from protocol.events import Emit
 from protocol.models import CatalogueEntry
@@ -53,11 +55,17 @@ class ServedStore(ModelStore):
 class TailHouse:
     """Holds the pool, the executors and the mount of the tensor way.
 
-    on_bundle: told of each model whose bundle is served from now on.
+    on_bundle: told of each model whose bundle is served from now on. server: a foreign inference server that bundles'
+    tails and whole models are asked of first; they run here while it cannot.
     """
 
     def __init__(
-        self, config: CoordinatorConfig, store: ServedStore, emit: Emit, on_bundle: Callable[[str], None]
+        self,
+        config: CoordinatorConfig,
+        store: ServedStore,
+        emit: Emit,
+        on_bundle: Callable[[str], None],
+        server: Link | None = None,
     ) -> None:
         threads = config.tensor_threads or 1
         cores = usable_cores()
@@ -65,9 +73,8 @@ class TailHouse:
             "tails", max(1, cores // threads), WAIT_TARGET_S, emit=emit, threads_per_run=threads
         )
         self._images = BoundedExecutor("images", max(1, cores // 2), WAIT_TARGET_S, emit=emit)
-        self._local = LocalEndpoint(
-            store, ModelPool(model_budget_bytes(LEAST_BUDGET_BYTES)), self._runs, _runtimes(), threads=threads
-        )
+        self._server = server
+        self._local = _endpoint(store, self._runs, threads, server)
         self._on_bundle = on_bundle
         bundles_dir = config.state_dir / "bundles"
         ports = SplitPorts(local=self._local, store=store, compute=self._images, emit=emit)
@@ -89,10 +96,19 @@ class TailHouse:
         await self._local.close()
         await asyncio.to_thread(self._runs.close)
         await asyncio.to_thread(self._images.close)
+        if self._server is not None:
+            await self._server.close()
 
     async def _ready(self, model: str) -> None:
         await self._way.refresh(model)
         self._on_bundle(model)
+
+
+def _endpoint(store: ModelStore, runs: BoundedExecutor, threads: int, server: Link | None) -> LocalEndpoint:
+    pool = ModelPool(model_budget_bytes(LEAST_BUDGET_BYTES))
+    if server is None:
+        return LocalEndpoint(store, pool, runs, _runtimes(), threads=threads)
+    return ForwardingEndpoint(store, pool, runs, _runtimes(), threads=threads, server=RemoteEndpoint(server))
 
 
 def _jobs(config: CoordinatorConfig, store: ModelStore) -> list[CutJob]:

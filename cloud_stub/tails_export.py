@@ -19,7 +19,7 @@ from engines.digest import file_sha256
 from engines.port import TensorRuntime
 from protocol.durable import disk_error
 from protocol.errors import ConfigError
-from protocol.models import BundleManifest, tail_name, whole_name
+from protocol.models import BundleManifest, foreign_name, tail_name
 from protocol.tensors import TensorSpec
 from split_models.bundle_files import read_bundle
 
@@ -81,7 +81,7 @@ def _quoted(text: str) -> str:
 
 
 def _parts(bundle: Path, manifest: BundleManifest) -> Iterator[_Part]:
-    yield _Part(whole_name(manifest.model, manifest.digest), bundle / manifest.whole_file, manifest.whole_sha256)
+    yield _Part(foreign_name(manifest.model, manifest.digest), bundle / manifest.whole_file, manifest.whole_sha256)
     for cut in manifest.cuts:
         name = tail_name(manifest.model, manifest.digest, cut.id, cut.codec)
         yield _Part(name, bundle / cut.tail_file, cut.tail_sha256)

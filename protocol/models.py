@@ -128,9 +128,9 @@ def tail_name(model: str, digest: str, cut: str, codec: str) -> str:
     return f"{model}-{digest[:8]}__cut_{cut}_{codec}"
 
 
-def whole_name(model: str, digest: str) -> str:
-    """Name of a prepared whole model on servers that are not ours: `name-<digest8>`."""
-    return f"{model}-{digest[:8]}"
+def foreign_name(name: str, digest: str) -> str:
+    """Name on servers that are not ours, which give no digest: a tail's own, a whole model's `name-<digest8>`."""
+    return name if f"-{digest[:8]}__" in name else f"{name}-{digest[:8]}"
 
 
 def head_name(model: str, digest: str, cut: str, codec: str) -> str:

@@ -156,8 +156,9 @@ def decode_response(headers: Mapping[str, str], body: bytes, *, max_bytes: int =
     return InferResponse(
         model_name=as_text(header.get("model_name", ""), "model_name"),
         outputs=outputs,
-        model_version=as_text(header.get("model_version", ""), "model_version"),
-        id=as_text(header.get("id", ""), "id"),
+        # KServe writes null where there is nothing to say.
+        model_version=as_text(header.get("model_version") or "", "model_version"),
+        id=as_text(header.get("id") or "", "id"),
         parameters=as_object(header.get("parameters"), "parameters"),
     )
 

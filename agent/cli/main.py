@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "join": ("agent.cli.run:join", "enrol this device with a coordinator's token"),
     "coordinator": ("cloud_stub.cli:coordinator", "run the coordinator"),
     "policy": ("cloud_stub.cli:policy", "publish policy to the fleet"),
+    "tails": ("cloud_stub.tails_cli:tails", "export tails for another inference server"),
     "fleet": ("cloud_stub.cli:fleet", "list the fleet's devices"),
 }
 

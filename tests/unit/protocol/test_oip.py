@@ -411,3 +411,14 @@ class _Reply:
     def read(self, length: int = -1) -> bytes:
         start, self._at = self._at, len(self._body) if length < 0 else self._at + length
         return self._body[start : self._at]
+
+
+def test_null_in_an_answer_means_nothing_to_say() -> None:
+    """KServe's Python server writes null for a version, an id and parameters that it does not have."""
+    body = (
+        b'{"model_name": "m", "model_version": null, "id": null, "parameters": null, "outputs": '
+        b'[{"name": "y", "shape": [1], "datatype": "FP32", "parameters": null, "data": [2.0]}]}'
+    )
+    found = decode_response({}, body)
+    assert (found.model_version, found.id, dict(found.parameters)) == ("", "", {})
+    assert struct.unpack("<f", bytes(found.outputs[0].data)) == (2.0,)
