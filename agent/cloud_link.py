@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
 
 from links.port import FrameStream, Link, RejectedStatus, Reply
 from protocol.errors import LinkClosed, LinkError, LinkTimeout
@@ -11,22 +12,30 @@ from protocol.errors import LinkClosed, LinkError, LinkTimeout
 TIMEOUTS_BEFORE_TROUBLE = 3
 
 
+class AvailableLink(Link, Protocol):
+    """A Link that says whether its far end is there."""
+
+    @property
+    def available(self) -> bool: ...
+
+
 class CloudLink:
-    """A Link named `cloud` over a replaceable one.
+    """A Link over a replaceable one, named `cloud` for the direct way to the coordinator, `webrtc` for the other.
 
     `available` is what discovery last proved, until an exchange shows otherwise; then `on_trouble` is called once, so
     that the coordinator is searched for again.
     """
 
-    def __init__(self, on_trouble: Callable[[LinkError], None]) -> None:
+    def __init__(self, on_trouble: Callable[[LinkError], None], name: str = "cloud") -> None:
         self._on_trouble = on_trouble
+        self._name = name
         self._link: Link | None = None
         self._timeouts = 0
         self.available = False
 
     @property
     def name(self) -> str:
-        return "cloud"
+        return self._name
 
     async def point_to(self, link: Link) -> None:
         """Use `link` from now on and close the one before; what ran over that ends with LinkClosed."""
@@ -89,6 +98,39 @@ class CloudLink:
         if self.available:
             self.available = False
             self._on_trouble(error)
+
+
+class EitherLink:
+    """A Link over the first of several that is there: for what needs a way to the coordinator, whichever it is."""
+
+    def __init__(self, links: Sequence[AvailableLink]) -> None:
+        self._links = tuple(links)
+
+    @property
+    def name(self) -> str:
+        return self._first().name
+
+    @property
+    def available(self) -> bool:
+        """Whether any of them is there."""
+        return any(link.available for link in self._links)
+
+    async def exchange(
+        self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float, method: str = "POST"
+    ) -> Reply:
+        return await self._first().exchange(path, headers, body, deadline_s, method)
+
+    def lines(self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float) -> AsyncIterator[bytes]:
+        return self._first().lines(path, headers, body, deadline_s)
+
+    async def open(self, path: str) -> FrameStream:
+        return await self._first().open(path)
+
+    async def close(self) -> None:
+        """The links belong to others."""
+
+    def _first(self) -> AvailableLink:
+        return next((link for link in self._links if link.available), self._links[0])
 
 
 class _Watched:

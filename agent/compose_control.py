@@ -27,7 +27,7 @@ from agent.policy import PolicyHolder
 from agent.registration import Registrar
 from agent.supervisor import LifeKeeper
 from links.http import HttpLink, Sink
-from links.port import Found, Reply
+from links.port import Delivery, Found, Reply
 from links.tls import client_context, fingerprint
 from netprobe.probe import UnderWay
 from protocol.clock import Clock, WallClock
@@ -91,10 +91,13 @@ class ControlSide:
     health: Health
     clock: Clock
     wall: WallClock
+    on_signal: Callable[[Delivery], None]
     connector: Connector | None = field(default=None, init=False)
     enrolment: Enrolment | None = field(default=None, init=False)
     context: ssl.SSLContext | None = field(default=None, init=False)
     told_version: Literal[4, 5] | None = field(default=None, init=False)
+    told_webrtc: bool = field(default=False, init=False)
+    """Whether the coordinator says that it answers offers."""
 
     def open_identity(self) -> None:
         """Take up an enrolment that is on disk: trust its policy keys and the policy kept under them."""
@@ -234,6 +237,7 @@ class ControlSide:
 
     def _on_coordinator(self, state: CoordinatorState) -> None:
         self.told_version = state.broker_version
+        self.told_webrtc = state.webrtc
         if self.connector is not None:
             self.connector.on_coordinator(state)
 
@@ -272,6 +276,7 @@ class ControlSide:
                 on_coordinator=self._on_coordinator,
                 on_deaf=self.connector.on_deaf,
                 wall=self.wall,
+                on_signal=self.on_signal,
             ),
         )
 

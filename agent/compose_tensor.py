@@ -59,6 +59,7 @@ class TensorSide:
     """The tensor engines of this device and the mount of the way. Make it on the event loop.
 
     look: called before anything is asked or told of the links, so that another network is noticed first.
+    second: another way to the same coordinator; where both are there, the planner takes the better for each request.
     """
 
     def __init__(
@@ -72,15 +73,16 @@ class TensorSide:
         clock: Clock = time.monotonic,
         slowdowns: Slowdowns | None = None,
         look: Callable[[], None] = lambda: None,
+        second: CloudLink | None = None,
     ) -> None:
         self._look_at_network = look
         self._config = config
         self._health = health
-        self._cloud = cloud
         self._probe = probe
         self._emit = emit
         self._store = ChosenStore(config)
-        self._endpoint = RemoteEndpoint(cloud)
+        ways = (cloud,) if second is None else (cloud, second)
+        self._far = {link.name: (link, Remote(RemoteEndpoint(link), link)) for link in ways}
         self.sink = collecting(self._sample)
         cores = usable_cores()
         self.threads = config.tensor_threads or max(1, cores - 1)
@@ -182,7 +184,7 @@ class TensorSide:
         return bool(plan.manifest.cuts) and all(plan.head(cut) in here for cut in plan.manifest.cuts)
 
     def _remotes(self) -> Mapping[str, Remote]:
-        return {"cloud": Remote(self._endpoint, self._cloud)} if self._cloud.available else {}
+        return {name: remote for name, (link, remote) in self._far.items() if link.available}
 
     def _views(self) -> Mapping[str, LinkView]:
         self._look_at_network()

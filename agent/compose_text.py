@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from agent.cloud_link import CloudLink
+from agent.cloud_link import AvailableLink
 from agent.config import AgentConfig
 from agent.health import Health
 from engines.measure_text import text_probes
@@ -69,7 +69,7 @@ class TextSide:
         self,
         config: AgentConfig,
         store: ModelStore,
-        cloud: CloudLink,
+        cloud: AvailableLink,
         health: Health,
         policy: Callable[[], Policy],
         emit: Emit = ignore,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from agent.settings_table import BY_NAME, ENV_PREFIX, SETTINGS
+from links.webrtc_settings import WebRtcSettings, check
 from protocol.errors import ConfigError
 
 DEFAULT_PORT = 8790
@@ -49,6 +50,11 @@ class AgentConfig:
     join_token: str | None = field(default=None, repr=False)
     mdns: bool = True
     mdns_interfaces: tuple[str, ...] = ()
+    webrtc: Literal["auto", "always", "off"] = "auto"
+    webrtc_servers: tuple[str, ...] = ()
+    webrtc_username: str | None = None
+    webrtc_credential: str | None = field(default=None, repr=False)
+    webrtc_addresses: tuple[str, ...] = ()
     data_proxy: Address | None = None
     tensor_models: tuple[str, ...] = ()
     tensor_engine: Literal["onnx", "tflite"] = "onnx"
@@ -67,6 +73,14 @@ class AgentConfig:
     def identity_dir(self) -> Path:
         """Key, certificate and trust anchors."""
         return self.state_dir / "identity"
+
+    @property
+    def webrtc_settings(self) -> WebRtcSettings:
+        """What the WebRTC side is made with."""
+        return WebRtcSettings(
+            servers=self.webrtc_servers, username=self.webrtc_username, credential=self.webrtc_credential,
+            addresses=self.webrtc_addresses,
+        )  # fmt: skip
 
 
 def load(
@@ -155,6 +169,7 @@ def _build(values: dict[str, Any], labels: Mapping[str, str], env: Mapping[str, 
             next_step="keep 127.0.0.1, or set expose = true if that is what you want",
             field="host",
         )
+    check(config.webrtc_settings)
     return config
 
 

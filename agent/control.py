@@ -20,6 +20,7 @@ from protocol.clock import WallClock
 from protocol.decode import check_schema, decode, encode
 from protocol.documents import COORDINATOR_SCHEMA, CoordinatorState, Presence, Reported, Telemetry
 from protocol.errors import MidstreamError
+from protocol.signalling import LIFE_S
 from protocol.topics import Topics, coord_state
 
 log = logging.getLogger("midstream.agent.control")
@@ -33,6 +34,10 @@ TELEMETRY_EXPIRES_S = 600.0
 FIRST_UP_S = 10.0
 
 
+def _no_signal(delivery: Delivery) -> None:
+    """For sessions that negotiate nothing."""
+
+
 @frozen(kw_only=True)
 class ControlPorts:
     """What the control way tells the rest of the agent; all are called on the event loop and do not block."""
@@ -41,6 +46,7 @@ class ControlPorts:
     on_coordinator: Callable[[CoordinatorState], None]
     on_deaf: Callable[[], None]
     wall: WallClock
+    on_signal: Callable[[Delivery], None] = _no_signal
 
 
 def presence(state: str, epoch: int, boot: str, unix_s: float) -> bytes:
@@ -97,6 +103,7 @@ class Control:
             (self._topics.policy_desired, self._on_policy),
             (coord_state(self._topics.fleet), self._on_coordinator),
             (self._topics.tele(CANARY_KIND), self._on_canary),
+            (self._topics.signal_answer, self._ports.on_signal),
         ):
             self._undo.append(await self._channel.subscribe(pattern, handler))
         self._unwatch = self._channel.watch(self._on_state)
@@ -125,6 +132,10 @@ class Control:
         """Publish telemetry; it expires at the broker."""
         topic = self._topics.tele(telemetry.kind)
         await self._channel.publish(topic, encode(telemetry), expires_in_s=TELEMETRY_EXPIRES_S)
+
+    async def offer(self, document: bytes) -> None:
+        """Publish an offer of a connection; the broker drops it when nobody can be waiting for its answer any more."""
+        await self._channel.publish(self._topics.signal_offer, document, expires_in_s=LIFE_S)
 
     async def register(self, *, anew: bool = False) -> None:
         """Publish the registration if it differs from what this broker has, or `anew`: it may have lost it.

@@ -12,10 +12,11 @@ from typing import Any
 
 from agent.apply import Queueing, set_log_level, set_wait_target
 from agent.benchmark import Benchmark
-from agent.cloud_link import CloudLink
+from agent.cloud_link import CloudLink, EitherLink
 from agent.compose_control import ControlSide
 from agent.compose_tensor import TensorSide
 from agent.compose_text import TextSide, text_mount
+from agent.compose_webrtc import WebRtcSide
 from agent.config import AgentConfig
 from agent.console import Voice
 from agent.emitting import Fanout
@@ -27,7 +28,7 @@ from agent.link_memory import LinkMemory
 from agent.policy import PolicyHolder, PolicyPorts
 from agent.profiler import Profiler
 from agent.registration import Registrar, keep_registered
-from agent.status import Facts, document
+from agent.status import Facts, document, measured
 from agent.supervisor import LifeKeeper, Parts, Supervisor
 from agent.telemetry import PERIOD_S, Counters, report
 from agent.version import own_version
@@ -80,6 +81,11 @@ class House:
         self.links = LinkMemory(config.state_dir / "links.json", self.probe, self.clock, wall_now)
         self.slowdowns = Slowdowns()
         self.cloud = CloudLink(self._on_trouble)
+        self.webrtc = WebRtcSide(
+            config, self.cloud, self.health, self.emit, lambda sample: self.tensors.sink(sample), self.links.lead,
+            self._on_second_way, self.clock, wall_now,
+        )  # fmt: skip
+        self.far = EitherLink((self.cloud, self.webrtc.link))
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
         self.tensors = TensorSide(
             config,
@@ -90,14 +96,16 @@ class House:
             self.health,
             slowdowns=self.slowdowns,
             look=self.links.look,
+            second=self.webrtc.link,
         )
         self.texts = TextSide(
-            config, store, self.cloud, self.health, self.holder.current, self.emit, self._kept, self.slowdowns
+            config, store, self.far, self.health, self.holder.current, self.emit, self._kept, self.slowdowns
         )
         self._queueing += [self.tensors, self.texts]
         self.profiler = Profiler(config, self.device_id, labels, self.life, self.health)
         self.control = self._control(identity, keys, labels)
         self.control.open_identity()
+        self.webrtc.attach(self.control, self.device_id)
         self.ways = (self.tensors.mount, text_mount(self.texts, self.holder.current, self.emit, self.clock))
         self.life.listen(self._on_life)
         self.supervisor = Supervisor(self._parts())
@@ -117,7 +125,7 @@ class House:
         connector, now_s = self.control.connector, self.clock()
         found = connector.found if connector else None
         broker = connector.broker if connector else None
-        at_cloud = sorted(self.texts.cloud_models) if self.cloud.available else []
+        at_cloud = sorted(self.texts.cloud_models) if self.far.available else []
         facts = Facts(
             device_id=self.device_id,
             version=own_version(),
@@ -133,12 +141,18 @@ class House:
             tensor_models=self.tensors.models,
             text_model=next(iter((*self.texts.models, *at_cloud)), None),
             text_place="device" if self.texts.models else "cloud" if at_cloud else None,
-            cloud_available=self.cloud.available,
+            cloud_available=self.far.available,
             warnings=self.health.warnings,
             now_s=now_s,
-            extra=self.tensors.status(),
+            extra={**self.tensors.status(), "links": self._links_now()},
         )
         return document(facts)
+
+    def _links_now(self) -> dict[str, Any]:
+        """Both ways to the coordinator, and what is known of each."""
+        direct: dict[str, Any] = {"state": "up" if self.cloud.available else "down"}
+        ways = {self.cloud.name: direct, self.webrtc.link.name: dict(self.webrtc.status())}
+        return {name: way | measured(self.probe.view(name)) for name, way in ways.items()}
 
     def _policy_ports(self, keys: dict[str, bytes], labels: dict[str, str]) -> PolicyPorts:
         return PolicyPorts(
@@ -169,6 +183,7 @@ class House:
             health=self.health,
             clock=self.clock,
             wall=wall_now,
+            on_signal=self.webrtc.on_signal,
         )
 
     @property
@@ -182,7 +197,7 @@ class House:
             health=self.health,
             open_server=self._open_server,
             ways=self.ways,
-            tracks=(self.control.run, self._measure, self._offer, self._report, self.links.run),
+            tracks=(self.control.run, self.webrtc.run, self._measure, self._offer, self._report, self.links.run),
             drain=self._drain,
             close=self._close,
         )
@@ -265,15 +280,22 @@ class House:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.cloud.close()
+        await self.webrtc.close()
         await self.links.keep()
 
+    def _on_second_way(self) -> None:
+        self.console.say("webrtc", "connected by WebRTC", path=self.webrtc.status()["path"])
+        self._later(self._meet_cloud())
+
     def _on_trouble(self, error: LinkError) -> None:
+        self.webrtc.poke()
         if self.control.connector is not None:
             self.control.connector.on_trouble(error)
 
     def _on_life(self, track: Track, state: str) -> None:
         if track != "connected":
             return
+        self.webrtc.poke()
         connector = self.control.connector
         if state == "connected" and connector is not None:
             found = connector.found

@@ -129,6 +129,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("join_token", _text, "one-time token that the coordinator printed", secret=True),
     Setting("mdns", _flag, "look for the coordinator on the local network"),
     Setting("mdns_interfaces", _names, "addresses of the interfaces that mDNS uses; all when absent"),
+    Setting(
+        "webrtc",
+        _choice("auto", "always", "off"),
+        "a second way to the coordinator, through NAT: auto when its address cannot be reached (needs the extra)",
+    ),
+    Setting(
+        "webrtc_servers", _names, "STUN and TURN servers: stun:HOST:PORT, turn:HOST:PORT?transport=udp; none: nobody"
+    ),
+    Setting("webrtc_username", _text, "user name at the TURN server"),
+    Setting("webrtc_credential", _key, "credential at the TURN server", secret=True),
+    Setting("webrtc_addresses", _names, "addresses of this device for WebRTC; all but loopback when absent"),
     Setting("data_proxy", parse_address, "send the data plane to this host:port instead (shapers, tests)"),
     Setting("tensor_models", _names, "tensor models to serve"),
     Setting("tensor_engine", _choice("onnx", "tflite"), "runtime for tensor models"),

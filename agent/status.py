@@ -9,6 +9,7 @@ from attrs import frozen
 
 from agent.health import Warnable
 from agent.lifecycle import Life
+from netprobe.view import LinkView
 from protocol.decode import plain
 from protocol.device import DeviceProfile
 from protocol.policy import Policy
@@ -39,6 +40,16 @@ class Facts:
     warnings: Sequence[Warnable]
     now_s: float
     extra: Mapping[str, Any]
+
+
+def measured(view: LinkView) -> dict[str, Any]:
+    """What is known of a link, None for what is not."""
+    known = view.samples > 0 and view.bytes_per_s > 0
+    return {
+        "bytes_per_s": round(view.bytes_per_s) if known else None,
+        "rtt_ms": None if view.rtt_s is None else round(view.rtt_s * 1000, 2),
+        "samples": view.samples,
+    }
 
 
 def document(facts: Facts) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from protocol.documents import Telemetry
-from protocol.events import ArmSwitched, Event, HandedOver, SourceLost, TensorDone, TextDone
+from protocol.events import ArmSwitched, Event, HandedOver, SourceLost, TensorDone, TextDone, arm_kind
 
 # Reports are for people who look at a dashboard; a device on a metered link pays for each.
 PERIOD_S = 60.0
@@ -36,7 +36,7 @@ class Counters:
 
 def _counts(event: Event) -> Mapping[str, float]:
     if isinstance(event, TensorDone):
-        side = event.arm.partition(":")[0]
+        side = arm_kind(event.arm)
         return {"tensor_requests": 1, f"tensor_{side}": 1, "up_bytes": event.up_bytes, "down_bytes": event.down_bytes}
     if isinstance(event, TextDone):
         return {

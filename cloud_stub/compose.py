@@ -20,6 +20,7 @@ from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_
 from cloud_stub.broker import EmbeddedBroker
 from cloud_stub.certificates import DAY_S, key_of, read_roots
 from cloud_stub.compose_tails import tail_server
+from cloud_stub.compose_webrtc import offers_webrtc, open_rendezvous
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.coordinator import Coordinator, goodbye
 from cloud_stub.enrolment import EMBEDDED_BROKER_VERSION, BrokerAddress, Enrolment
@@ -27,6 +28,7 @@ from cloud_stub.http import assemble, member_routes, open_routes
 from cloud_stub.join_secrets import JoinSecrets
 from cloud_stub.publishing import Publisher
 from cloud_stub.registry import DeviceRegistry, OpenedRegistry, open_registry
+from cloud_stub.rendezvous import Rendezvous
 from cloud_stub.tails import ServedStore, TailHouse
 from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
@@ -64,6 +66,7 @@ class CoordinatorHouse:
         self.notes: list[str] = []
         self._broker: EmbeddedBroker | None = None
         self._frames = OpenFrames()
+        self._rendezvous: Rendezvous | None = None
         self._tell = tell
         self._wall = wall
         self._clock = time.monotonic
@@ -206,6 +209,11 @@ class CoordinatorHouse:
         self.port = server.port
         await self.coordinator.start()
         stack.push_async_callback(self._end_tasks)
+        if offers_webrtc(self.config):
+            self._rendezvous = await open_rendezvous(
+                self.config, self.authority, self._channel, served, self._is_device, self._wall
+            )
+            stack.push_async_callback(self._rendezvous.stop)
 
     def _start_background(self) -> None:
         """Nothing here is waited for by READY."""
@@ -255,6 +263,7 @@ class CoordinatorHouse:
         return CoordinatorState(
             addresses=self.addresses, port=self.port, broker_port=self.broker_port,
             fingerprint=self.authority.ca_fingerprint, epoch=self.authority.record.run,
+            webrtc=offers_webrtc(self.config),
             broker_version=5 if self.config.broker_url else EMBEDDED_BROKER_VERSION,
         )  # fmt: skip
 
@@ -275,6 +284,7 @@ class CoordinatorHouse:
             "broker": self.coordinator.broker_state,
             "devices": counts.devices,
             "online": counts.online,
+            "webrtc": self._rendezvous.visits if self._rendezvous is not None else None,
             "text_models": list(self.text.models),
             "bundles": dict(self.tails.cutter.state),
             "notes": self.notes,
@@ -299,6 +309,8 @@ class CoordinatorHouse:
             self._broker.end_sessions(name)
         await self.text.end(name)
         await self._frames.end(name)
+        if self._rendezvous is not None:
+            await self._rendezvous.end(name)
 
     def _wanted(self, name: str) -> bool:
         return not self.config.models or name in (*self.config.models, *self.config.bundles)

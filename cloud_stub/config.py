@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
+from links.webrtc_settings import WebRtcSettings, check
 from protocol.decode import decode_listing
 from protocol.errors import ConfigError, ProtocolError
 
@@ -52,6 +53,8 @@ class CoordinatorConfig:
     text_threads: 0 lets the engine choose. text_wait_target_s: a text request should wait no longer than this for its
     turn; past it, it is refused with the time to come back after. tails_url: a server that has the models of `midstream
     tails export`; they run here while it cannot. join_ttl_s: how long a fresh join string can be used.
+    webrtc: answer devices that cannot reach the port (needs the extra). webrtc_servers: STUN and TURN servers to use,
+    none is contacted otherwise. webrtc_addresses: addresses of this machine for it (empty: all but loopback).
     """
 
     state_dir: Path
@@ -78,6 +81,11 @@ class CoordinatorConfig:
     tails_ca: Path | None = None
     tails_token_file: Path | None = None
     join_ttl_s: float = 86_400.0
+    webrtc: bool = True
+    webrtc_servers: tuple[str, ...] = ()
+    webrtc_username: str | None = None
+    webrtc_credential: str | None = field(default=None, repr=False)
+    webrtc_addresses: tuple[str, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     source: str = field(default="defaults", eq=False)
 
@@ -85,6 +93,14 @@ class CoordinatorConfig:
     def broker_url(self) -> BrokerUrl | None:
         """The foreign broker, or None for the embedded one."""
         return None if self.broker == EMBEDDED else parse_broker(self.broker)
+
+    @property
+    def webrtc_settings(self) -> WebRtcSettings:
+        """What the WebRTC side is made with."""
+        return WebRtcSettings(
+            servers=self.webrtc_servers, username=self.webrtc_username, credential=self.webrtc_credential,
+            addresses=self.webrtc_addresses,
+        )  # fmt: skip
 
 
 def load_config(flags: Mapping[str, Any], environ: Mapping[str, str]) -> CoordinatorConfig:
@@ -160,10 +176,10 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {err}", next_step="correct the line it names") from err
 
 
-_LISTS = frozenset({"addresses", "interfaces", "models", "bundles"})
+_LISTS = frozenset({"addresses", "interfaces", "models", "bundles", "webrtc_addresses", "webrtc_servers"})
 _INTEGERS = frozenset({"port", "broker_port", "text_threads", "text_slots", "text_context_tokens", "tensor_threads"})
 _REALS = frozenset({"join_ttl_s", "text_wait_target_s"})
-_FLAGS = frozenset({"mdns", "cut"})
+_FLAGS = frozenset({"mdns", "cut", "webrtc"})
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _KNOWN = frozenset(a.name for a in CoordinatorConfig.__attrs_attrs__) - {"source"}
 
@@ -226,6 +242,7 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
             _check_address(name, text, names_allowed=name == "addresses")
     _check_address("host", config.host, names_allowed=True)
     _check_tails(config)
+    check(config.webrtc_settings)
     if config.broker != EMBEDDED:
         url = parse_broker(config.broker)
         if url.tls and config.broker_ca is not None and not config.broker_ca.is_file():
@@ -279,6 +296,10 @@ _HELP = {
     "tails_url": "inference server (Open Inference Protocol v2) that runs the tails, as http(s)://HOST:PORT",
     "tails_ca": "CA file of that server (default: the system's)",
     "tails_token_file": "file with a bearer token for that server",
+    "webrtc": "answer devices that cannot reach the port by WebRTC (needs the extra webrtc)",
+    "webrtc_servers": "STUN and TURN servers, comma-separated: stun:HOST:PORT, turn:HOST:PORT?transport=udp",
+    "webrtc_username": "user name at the TURN server; the credential comes from the file or the environment",
+    "webrtc_addresses": "addresses of this machine for WebRTC, comma-separated (default: all but loopback)",
     "join_ttl_s": "seconds for which a join string can be used",
     "log_level": "debug, info, warning or error",
 }

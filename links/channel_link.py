@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from links.channel_messages import FRAGMENT_BYTES, Head, Open
 from links.channel_session import Session, Stream
 from links.http import MAX_ERROR_BODY_BYTES, MAX_REPLY_BYTES, server_seconds
-from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply
+from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply, WireTimes
 from links.transfer_log import Sink, Transfer, TransferLog
 from protocol.clock import Clock
 from protocol.errors import LinkClosed, LinkError, LinkTimeout, ProtocolError, TooLarge
@@ -58,7 +58,9 @@ class ChannelLink:
         """One request, one whole answer. Raises LinkTimeout, LinkClosed or LinkError; any status is an answer."""
         with self._log.transfer(len(body)) as transfer, self._mapped(transfer, path):
             async with asyncio.timeout(deadline_s):
+                asked_s = self._clock()
                 stream = await self._open(method, path, headers, body)
+                opened_s = self._clock()
                 try:
                     head = await self._ask(stream, transfer, body)
                     began_s = self._clock()
@@ -66,7 +68,14 @@ class ChannelLink:
                 finally:
                     stream.leave()
                 self._log.arrived(len(data), began_s)
-                return Reply(head.status, dict(head.headers), data)
+                server_s = min(server_seconds(head.headers), began_s - opened_s)
+                times = WireTimes(
+                    connect_s=opened_s - asked_s,
+                    send_s=began_s - opened_s - server_s,
+                    server_s=server_s,
+                    receive_s=self._clock() - began_s,
+                )
+                return Reply(head.status, dict(head.headers), data, times)
 
     async def lines(
         self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float
@@ -142,6 +151,10 @@ class ChannelLink:
     def _mapped(self, transfer: Transfer, path: str) -> Iterator[None]:
         try:
             yield
+        except asyncio.CancelledError:
+            # Another arm answered first, or the client left: that the transfer took at least so long is known anyway.
+            self._log.abandoned(transfer)
+            raise
         except TimeoutError as err:
             self._log.abandoned(transfer)
             raise LinkTimeout(

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from attrs import frozen
 
@@ -33,6 +32,7 @@ from links.channel_messages import (
     encode_data,
     encode_message,
 )
+from links.port import MessageChannel
 from protocol.clock import Clock
 from protocol.errors import LinkClosed, ProtocolError
 
@@ -49,31 +49,6 @@ LEAST_PROBE_S = 0.02
 PROBE_STEP_S = 0.005
 PROBES_AT_ONCE = 4
 MAX_PROBES = 12
-
-
-class MessageChannel(Protocol):
-    """Ordered, whole messages to one peer and back, whatever carries them."""
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Taken by `send` and not handed to the network yet."""
-        ...
-
-    def listen(self, on_message: Callable[[bytes], None], on_closed: Callable[[str], None]) -> None:
-        """Messages from now on, on the event loop; `on_closed` says why there will be no more."""
-        ...
-
-    def send(self, message: bytes) -> None:
-        """Never waits. Raises LinkClosed."""
-        ...
-
-    async def room(self) -> None:
-        """Returns when the buffer is low enough for the next message. Raises LinkClosed."""
-        ...
-
-    async def close(self) -> None:
-        """Always bounded in time; leaves no task and no socket."""
-        ...
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Ports of this room: Link and FrameStream (data), ControlChannel (MQTT), Browser (mDNS), Route (what a server mounts).
+"""Ports of this room: Link, FrameStream, MessageChannel (data), ControlChannel (MQTT), Browser, and what servers mount.
 
 Adapters raise LinkError only. The identity (TLS) and the sink for transfer samples are constructor arguments.
 """
@@ -82,6 +82,31 @@ class FrameStream(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class MessageChannel(Protocol):
+    """Ordered, whole messages to one peer and back, whatever carries them."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Taken by `send` and not handed to the network yet."""
+        ...
+
+    def listen(self, on_message: Callable[[bytes], None], on_closed: Callable[[str], None]) -> None:
+        """Messages from now on, on the event loop; `on_closed` says why there will be no more."""
+        ...
+
+    def send(self, message: bytes) -> None:
+        """Never waits. Raises LinkClosed."""
+        ...
+
+    async def room(self) -> None:
+        """Returns when the buffer is low enough for the next message. Raises LinkClosed."""
+        ...
+
+    async def close(self) -> None:
+        """Always bounded in time; leaves no task and no socket."""
+        ...
 
 
 class Link(Protocol):

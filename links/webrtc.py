@@ -39,7 +39,7 @@ Kind = Literal["offer", "answer"]
 
 
 class WebRtcChannel:
-    """A MessageChannel over an open data channel (links.channel_session.MessageChannel)."""
+    """A MessageChannel over an open data channel (links.port)."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -54,6 +54,11 @@ class WebRtcChannel:
     def path(self) -> str:
         """What kinds of addresses the two ends use: `host`, `srflx` (behind a NAT) or `relay` (by TURN)."""
         return self._connection.path()
+
+    @property
+    def peer_host(self) -> str:
+        """The address that the peer is reached at, empty when not known."""
+        return self._connection.peer_host()
 
     @property
     def buffered_bytes(self) -> int:
@@ -216,6 +221,12 @@ class _Connection:
             pair = self._ice()._nominated[1]
             return f"{pair.local_candidate.type}-{pair.remote_candidate.type}"
         except (AttributeError, KeyError):
+            return ""
+
+    def peer_host(self) -> str:
+        try:
+            return str(self._ice()._nominated[1].remote_addr[0])
+        except (AttributeError, KeyError, IndexError):
             return ""
 
     async def close(self) -> None:

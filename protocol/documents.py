@@ -39,7 +39,7 @@ class Presence:
 class CoordinatorState:
     """Retained on `_coord/state`: where the coordinator is reached. Candidates only: TLS identity decides.
 
-    broker_version: the newest MQTT version that its broker speaks: 5, or 4 for 3.1.1.
+    broker_version: the newest MQTT version that its broker speaks: 5, or 4 for 3.1.1. webrtc: it answers offers.
     """
 
     addresses: tuple[str, ...]
@@ -48,6 +48,7 @@ class CoordinatorState:
     fingerprint: str
     epoch: int
     broker_version: Literal[4, 5] = 5
+    webrtc: bool = False
     schema: str = COORDINATOR_SCHEMA
 
 

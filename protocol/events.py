@@ -41,7 +41,7 @@ class TransferSample(Event):
 
 @frozen(kw_only=True)
 class TensorDone(Event):
-    """A tensor request ended. `arm` reads device, cut:<id>:<codec> or cloud.
+    """A tensor request ended. `arm` reads device, cut:<id>:<codec> or cloud; @<link> after it: by another link.
 
     Stages, in seconds; together they are total_s but for what the event loop itself takes: lost_s waiting for an arm
     that did not answer, queue_s waiting in executors here, pre_s and post_s the recipe's work before and after the
@@ -83,6 +83,15 @@ STAGES = (
     "lost", "queue", "pre", "head", "encode", "connect", "send", "server_queue", "server", "receive", "post",
 )  # fmt: skip
 """Of a tensor request; see TensorDone."""
+
+
+def arm_kind(arm: str) -> str:
+    """`device`, `cut` or `cloud` of an arm as TensorDone names it.
+
+    >>> arm_kind("cut:017:int8"), arm_kind("cloud@webrtc")
+    ('cut', 'cloud')
+    """
+    return arm.partition("@")[0].partition(":")[0]
 
 
 @frozen(kw_only=True)

@@ -23,6 +23,7 @@ from protocol.events import (
     TensorDone,
     TextDone,
     TransferSample,
+    arm_kind,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -122,7 +123,7 @@ class Exposition:
 
     def _tensor_done(self, event: TensorDone) -> None:
         self._count("midstream_requests_total", {"way": "tensor", "model": event.model, "status": event.status})
-        arm = event.arm.partition(":")[0]
+        arm = arm_kind(event.arm)
         self._count("midstream_tensor_arms_total", {"model": event.model, "arm": event.arm})
         self._observe("midstream_tensor_seconds", event.total_s, {"model": event.model, "arm": arm})
         for stage, seconds in event.stages().items():

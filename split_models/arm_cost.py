@@ -9,6 +9,9 @@ from attrs import frozen
 ZSTD_SUFFIX = "+zstd"
 """After a codec's name: the same head and tail, with compressed bodies on the wire."""
 
+DIRECT = "cloud"
+"""Name of the usual link, which goes without saying."""
+
 
 @frozen
 class Arm:
@@ -30,7 +33,9 @@ class Arm:
         return self.codec is not None and self.codec.endswith(ZSTD_SUFFIX)
 
     def __str__(self) -> str:
-        return f"cut:{self.cut}:{self.codec}" if self.kind == "cut" else self.kind
+        """`cloud`, `cut:017:int8`; by another way to the coordinator than the direct one `cloud@webrtc`."""
+        text = f"cut:{self.cut}:{self.codec}" if self.kind == "cut" else self.kind
+        return text if self.link in (None, DIRECT) else f"{text}@{self.link}"
 
 
 DEVICE_ARM = Arm("device")

@@ -112,10 +112,21 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         f"tensors      {', '.join(found.get('tensor_models', [])) or 'none'}",
         f"text         {found.get('text_model') or 'none'}{place}",
     ]
+    lines += [f"link         {name}: {_link_text(way)}" for name, way in found.get("links", {}).items()]
     for warning in found.get("warnings", []):
         step = f" - {warning['next_step']}" if warning.get("next_step") else ""
         lines.append(f"warning      {warning['text']}{step}")
     return lines
+
+
+def _link_text(way: dict[str, Any]) -> str:
+    """State, speed and round trip of one way to the coordinator."""
+    parts = [str(way.get("state")) + (f" ({way['path']})" if way.get("path") else "")]
+    if way.get("bytes_per_s"):
+        parts.append(f"{way['bytes_per_s'] * 8 / 1e6:.1f} Mbit/s up")
+    if way.get("rtt_ms") is not None:
+        parts.append(f"{way['rtt_ms']:.0f} ms")
+    return ", ".join(parts)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
