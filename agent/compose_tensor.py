@@ -162,8 +162,7 @@ class TensorSide:
                     threads=_thread_counts(self.threads),
                     effort=PROBE_EFFORT,
                 )
-        runtime = self._runtimes.get(self._config.tensor_engine)
-        return [*found, *self._way.probes(runtime, self.threads)] if runtime is not None else found
+        return [*found, *self._way.probes(self._runtimes, self.threads)]
 
     def digests(self) -> frozenset[str]:
         """What the measurements are of: files of the store and prepared models of bundles."""

@@ -57,7 +57,6 @@ class AgentConfig:
     webrtc_addresses: tuple[str, ...] = ()
     data_proxy: Address | None = None
     tensor_models: tuple[str, ...] = ()
-    tensor_engine: Literal["onnx", "tflite"] = "onnx"
     tensor_threads: int = 0
     text_model: str | None = None
     text_engine: Literal["llama_server", "llama_cpp", "openai_compat"] = "llama_server"

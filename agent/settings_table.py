@@ -142,7 +142,6 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("webrtc_addresses", _names, "addresses of this device for WebRTC; all but loopback when absent"),
     Setting("data_proxy", parse_address, "send the data plane to this host:port instead (shapers, tests)"),
     Setting("tensor_models", _names, "tensor models to serve"),
-    Setting("tensor_engine", _choice("onnx", "tflite"), "runtime for tensor models"),
     Setting("tensor_threads", _whole(0, 256), "threads for one tensor inference; 0: decided from the cores"),
     Setting("text_model", _text, "text model to serve"),
     Setting("text_engine", _choice("llama_server", "llama_cpp", "openai_compat"), "engine for the text model"),

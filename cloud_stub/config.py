@@ -49,7 +49,7 @@ class CoordinatorConfig:
 
     addresses: where devices reach this machine (empty: the addresses of all interfaces). interfaces: addresses on
     which mDNS speaks (empty: all). broker: `embedded` or mqtts://host:port. models: names served whole (empty: every
-    model in the store). bundles: tensor models to cut (empty: every one with a recipe and fixed input shapes).
+    model in the store). bundles: tensor models to cut, with a recipe or without (empty: every one with a recipe).
     text_threads: 0 lets the engine choose. text_wait_target_s: a text request should wait no longer than this for its
     turn; past it, it is refused with the time to come back after. tails_url: a server that has the models of `midstream
     tails export`; they run here while it cannot. join_ttl_s: how long a fresh join string can be used.

@@ -23,6 +23,7 @@ from links.port import Link, Mount
 from profiles.facts import model_budget_bytes, usable_cores
 from protocol.events import Emit
 from protocol.models import CatalogueEntry
+from split_models.backend import CUTTABLE
 from split_models.mount import ServerWay, SplitPorts, SplitSettings
 
 log = logging.getLogger("midstream.coordinator.tails")
@@ -112,14 +113,14 @@ def _endpoint(store: ModelStore, runs: BoundedExecutor, threads: int, server: Li
 
 
 def _jobs(config: CoordinatorConfig, store: ModelStore) -> list[CutJob]:
-    """Pulled ONNX models with a recipe, those named in `bundles` or else all of them."""
+    """Pulled models that are named in `bundles`; where that names none, those with a recipe."""
     if not config.cut:
         return []
     found = []
     for stored in store.list():
         entry = stored.entry
-        named = not config.bundles or entry.name in config.bundles
-        if stored.path is not None and named and entry.recipe and entry.format == "onnx":
+        wanted = entry.name in config.bundles if config.bundles else entry.recipe is not None
+        if stored.path is not None and wanted and entry.format in CUTTABLE:
             found.append(CutJob(entry, stored.path))
     return found
 

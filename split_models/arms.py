@@ -124,7 +124,7 @@ class Arms:
     async def _device(self, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
         ends_s = self._clock() + deadline_s
         made = await self._before(plan, work)
-        answer, queue_s = await self._here(plan.name, made, ends_s, load=True)
+        answer, queue_s = await self._here(plan.whole, made, ends_s, load=True)
         after, after_queue_s, after_s = await self._after(plan, work, made, answer.outputs)
         spent = Spent(
             queue_s=work.before_queue_s + queue_s + after_queue_s,

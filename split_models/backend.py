@@ -15,6 +15,9 @@ from split_models.cuts import Cut
 from split_models.graph import Graph
 from split_models.partition_onnx import Parts
 
+CUTTABLE = ("onnx", "tflite")
+"""Formats that have a backend."""
+
 
 class Prepared(Protocol):
     """A model that can be cut. `digest` names it; `graph` is its neutral form."""
@@ -82,6 +85,7 @@ def _tflite() -> Backend:
     from engines.tflite import TfliteRuntime
     from split_models.partition_tflite import Partitioner as TflitePartitioner
     from split_models.prepare_tflite import prepare
+    from split_models.tflite_graph import index_bounds
 
     return Backend(
         format="tflite",
@@ -89,6 +93,6 @@ def _tflite() -> Backend:
         prepare=prepare,
         partitioner=TflitePartitioner,
         whole=lambda prepared: prepared.data,
-        index_bounds=lambda prepared: {},
+        index_bounds=lambda prepared: index_bounds(prepared.model),
         runtime=TfliteRuntime,
     )

@@ -39,7 +39,10 @@ _log = logging.getLogger("midstream.split")
 
 
 class DeviceWay:
-    """Serves every tensor model of the store; those with a recipe get a runner, and cuts once a bundle is here."""
+    """Serves every tensor model of the store.
+
+    Those with a recipe get a runner, and cuts once a bundle is here; the others a runner when a bundle is here.
+    """
 
     def __init__(self, settings: SplitSettings, ports: SplitPorts) -> None:
         self._settings = settings
@@ -113,12 +116,13 @@ class DeviceWay:
         for runner in self._runners.values():
             runner.learn(self._measured)
 
-    def probes(self, runtime: TensorRuntime, threads: int) -> Sequence[Probe]:
+    def probes(self, runtimes: Mapping[str, TensorRuntime], threads: int) -> Sequence[Probe]:
         """Measurements of the heads that are here, for the benchmark."""
         found: list[Probe] = []
         for runner in self._runners.values():
             manifest = runner.plan.manifest
-            if manifest.cuts:
+            runtime = runtimes.get(manifest.format)
+            if manifest.cuts and runtime is not None:
                 found += head_probes(manifest, partial(self._head_path, manifest), runtime, threads)
         return found
 
@@ -153,6 +157,9 @@ class DeviceWay:
     async def _show(self, entry: CatalogueEntry) -> None:
         if entry.recipe is None:
             self._shown[entry.name] = Shown(entry.name, PLATFORMS[entry.format])
+            kept = await asyncio.to_thread(self._kept, entry)
+            if kept is not None:
+                await self._use(kept, None, None)
             return
         found = recipe(entry.recipe)
         shapes = dict(entry.input_shapes)
@@ -173,16 +180,15 @@ class DeviceWay:
 
     def _install(self, plan: ModelPlan) -> None:
         """Serve a model by this plan from now on; requests under way finish on the old one."""
-        shapes = plan.manifest.input_shapes
-        self._shown[plan.name] = Shown(
-            plan.name, PLATFORMS["onnx"], plan.recipe, next(iter(shapes)), next(iter(shapes.values()))
-        )
+        platform = PLATFORMS[plan.manifest.format]
+        self._shown[plan.name] = Shown(plan.name, platform, plan.recipe, plan.input_name, plan.input_shape)
         old = self._runners.get(plan.name)
         arms = Arms(self._ports.local, self._endpoint, self._ports.compute, self._ports.clock)
         table = CostTable(
             plan.manifest,
             speed_ratio=self._settings.speed_ratio,
             watts=self._settings.watts,
+            engine=plan.manifest.format,
             slowdowns=self._ports.slowdowns,
         )
         runner = Runner(plan, arms, self._runner_ports(plan), table)
@@ -253,7 +259,7 @@ class DeviceWay:
     async def _sync(self) -> bool:
         """One look at every model. False when one of them has no bundle yet."""
         complete = True
-        for name in list(self._runners):
+        for name in list(self._shown):
             remote = next(iter(self._ports.remotes().values()), None)
             if remote is None:
                 return False
@@ -261,7 +267,7 @@ class DeviceWay:
                 await self._sync_model(name, remote)
                 self._troubles.pop(name, None)
             except NotFound:
-                complete = False
+                complete = complete and name not in self._runners  # of models without a recipe few are cut
             except MidstreamError as err:
                 complete = False
                 if self._troubles.get(name) != str(err):  # once, not at every try
@@ -270,15 +276,17 @@ class DeviceWay:
         return complete
 
     async def _sync_model(self, name: str, remote: Remote) -> None:
-        runner = self._runners[name]
         manifest = await self._client.manifest(remote.link, name)
-        if manifest == runner.plan.manifest:
+        runner = self._runners.get(name)
+        if runner is None and manifest.recipe is not None:
+            return  # our own recipe could not be used
+        if runner is not None and manifest == runner.plan.manifest:
             await self._fetch_heads(manifest, remote)
             return
         entry = self._ports.store.entry(name)
         if manifest.source_sha256 != entry.sha256:
             raise ProtocolError(f"the coordinator's {name} is another model than ours", field="source_sha256")
-        if await self._use(manifest, runner.plan.recipe, remote):
+        if await self._use(manifest, runner.plan.recipe if runner is not None else None, remote):
             await asyncio.to_thread(self._keep, manifest)
             await self._fetch_heads(manifest, remote)
 
@@ -288,29 +296,29 @@ class DeviceWay:
             whole = await self._client.whole(remote.link if remote else None, manifest)
         except NotFound:
             return False
-        local = self._ports.local
-        local.register(manifest.model, whole, manifest.digest, "onnx")
+        local, plan = self._ports.local, ModelPlan(manifest, found)
+        local.register(plan.whole, whole, manifest.digest, manifest.format)
         if self._settings.preload:
-            await self._heads.keep(manifest.model)
+            await self._heads.keep(plan.whole)
         for cut in manifest.cuts:
             path = self._head_path(manifest, cut)
             if path.is_file():
-                local.register(ModelPlan(manifest, found).head(cut), path, manifest.digest, "onnx")
-        self._install(ModelPlan(manifest, found))
+                local.register(plan.head(cut), path, manifest.digest, manifest.format)
+        self._install(plan)
         return True
 
     async def _fetch_heads(self, manifest: BundleManifest, remote: Remote) -> None:
         plan = self._runners[manifest.model].plan
         for cut in manifest.cuts:
             path = await self._client.head(remote.link, manifest, cut)
-            self._ports.local.register(plan.head(cut), path, manifest.digest, "onnx")
+            self._ports.local.register(plan.head(cut), path, manifest.digest, manifest.format)
 
     def _keep(self, manifest: BundleManifest) -> None:
         """Remember the manifest for a start without a link, and drop files of bundles before."""
         path = self._manifest_path(manifest.model)
         write_durable(path, encode(manifest))
         wanted = {f"{sha256[:16]}-{name}" for name, (sha256, _) in files_of(manifest).items()}
-        for file in path.parent.glob("*.onnx"):
+        for file in path.parent.glob(f"*.{manifest.format}"):
             if file.name not in wanted:
                 file.unlink(missing_ok=True)
 
@@ -342,6 +350,7 @@ def _bare(entry: CatalogueEntry, shapes: Mapping[str, tuple[int, ...]]) -> Bundl
         encoded_bytes=0,
         down_bytes=0,
         cuts=(),
+        format="tflite" if entry.format == "tflite" else "onnx",
     )
 
 

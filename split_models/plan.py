@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
 from protocol.errors import EngineError
@@ -14,7 +16,7 @@ from split_models.recipes import Recipe
 
 @frozen
 class ModelPlan:
-    """One cut model. The whole model answers under `manifest.model` on both sides."""
+    """One cut model. With a recipe the prepared whole model answers under `manifest.model` on both sides."""
 
     manifest: BundleManifest
     recipe: Recipe | None
@@ -22,6 +24,18 @@ class ModelPlan:
     @property
     def name(self) -> str:
         return self.manifest.model
+
+    @property
+    def whole(self) -> str:
+        """Local name of the whole model as it was cut.
+
+        Without a recipe the public name stays with the file as it came, which may take other sizes.
+        """
+        return self.name if self.recipe is not None else f"{self.name}-{self.manifest.digest[:8]}"
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these inputs have the sizes that the model was cut for."""
+        return {tensor.name: tensor.shape for tensor in tensors} == dict(self.manifest.input_shapes)
 
     @property
     def input_name(self) -> str:

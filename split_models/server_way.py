@@ -86,14 +86,16 @@ class ServerWay:
         for name in self._registered.pop(manifest.model, []):
             self._shown.pop(name, None)
             local.unregister(name)
-        plan = ModelPlan(manifest, found)
-        local.register(manifest.model, folder / manifest.whole_file, manifest.digest, "onnx")
-        self._shown[manifest.model] = Shown(manifest.model, PLATFORMS["onnx"], found, plan.input_name, plan.input_shape)
-        names = [manifest.model]
+        plan, kind, names = ModelPlan(manifest, found), manifest.format, []
+        if found is not None or manifest.model not in self._shown:  # without a recipe the store's file takes more sizes
+            local.register(manifest.model, folder / manifest.whole_file, manifest.digest, kind)
+            shape = (plan.input_name, plan.input_shape)
+            self._shown[manifest.model] = Shown(manifest.model, PLATFORMS[kind], found, *shape)
+            names.append(manifest.model)
         for cut in manifest.cuts:
             name = plan.tail(cut)
-            local.register(name, folder / cut.tail_file, manifest.digest, "onnx")
-            self._shown[name] = Shown(name, PLATFORMS["onnx"], listed=False)
+            local.register(name, folder / cut.tail_file, manifest.digest, kind)
+            self._shown[name] = Shown(name, PLATFORMS[kind], listed=False)
             names.append(name)
         self._registered[manifest.model] = names
         self._bundles[manifest.model] = manifest

@@ -118,7 +118,7 @@ class Service:
         shown = self.find(request.model)
         encoded = encoded_input(request, shown)
         runner = self.runners.get(request.model)
-        if runner is not None:
+        if runner is not None and (runner.plan.recipe is not None or runner.plan.fits(request.inputs)):
             served = await self._by_runner(runner, request, encoded, deadline_s)
         else:
             served = await self._reported(request, self._here(shown, request, encoded, deadline_s))

@@ -73,12 +73,17 @@ class Engines:
         self.pool.close()
 
 
-def engines(store: ModelStore, onnx: TensorRuntime | None = None, wait_target_s: float = 5.0) -> Engines:
-    """onnx: a stand-in for the ONNX runtime, for example one slowed down."""
+def engines(
+    store: ModelStore,
+    onnx: TensorRuntime | None = None,
+    wait_target_s: float = 5.0,
+    tflite: TensorRuntime | None = None,
+) -> Engines:
+    """onnx, tflite: stand-ins for the runtimes, for example slowed ones."""
     pool = ModelPool(2 << 30)
     executor = BoundedExecutor("models", 1, wait_target_s)
     compute = BoundedExecutor("recipes", 1, wait_target_s)
-    runtimes: dict[str, TensorRuntime] = {"onnx": onnx or OnnxRuntime(), "tflite": TfliteRuntime()}
+    runtimes: dict[str, TensorRuntime] = {"onnx": onnx or OnnxRuntime(), "tflite": tflite or TfliteRuntime()}
     return Engines(pool, executor, compute, LocalEndpoint(store, pool, executor, runtimes, threads=1))
 
 
@@ -138,9 +143,10 @@ async def device(
     onnx: TensorRuntime | None = None,
     views: Callable[[LinkProbe], Mapping[str, LinkView]] = views_of,
     wait_target_s: float = 5.0,
+    tflite: TensorRuntime | None = None,
 ) -> AsyncIterator[Device]:
     """A device that knows the server at `cloud_url` as "cloud"."""
-    parts = engines(store, onnx, wait_target_s)
+    parts = engines(store, onnx, wait_target_s, tflite)
     events, probe = RecordingEmit(), LinkProbe(time.monotonic)
     policies = [policy or SplitPolicy()]
     remotes: dict[str, Remote] = {}
