@@ -207,6 +207,10 @@ class LocalEndpoint:
         """Whether `name` answers without loading first."""
         return self._pool.loaded(name)
 
+    def file(self, name: str) -> Path:
+        """Where a model's file is. Raises NotFound."""
+        return self._resolve(name).file
+
     async def describe(self, name: str) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec], str]:
         """Inputs, outputs and digest of a model, loading it if needed."""
         with await self._lease(self._resolve(name)) as slot:

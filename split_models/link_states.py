@@ -59,7 +59,10 @@ class LinkStates:
         """Slow and dead are told apart by whether anything was on its way."""
         if not isinstance(err, LinkTimeout):
             return f"link dead: {err.message[:200]}"
-        sent = self._ports.links().get(link, UNKNOWN_LINK).under_way
+        view, waited_s = self._ports.links().get(link, UNKNOWN_LINK), self._ports.clock() - began_s
+        sent = view.under_way
         if sent is not None and sent.at_s >= began_s:
             return f"link slow: over {sent.seconds:.1f} s for {sent.size_bytes} bytes"
-        return f"link dead: no connection within {self._ports.clock() - began_s:.1f} s"
+        if view.age_s <= waited_s:
+            return f"link slow: the answer was still on its way after {waited_s:.1f} s"
+        return f"link dead: no connection within {waited_s:.1f} s"

@@ -1,4 +1,8 @@
-"""Looking at silent links: one request in N also goes through one, in the background, and its answer is dropped."""
+"""Looking at silent links: one request in N also goes through one, in the background, and its answer is dropped.
+
+A look begins when the request that pays for it has been answered, and takes its decoded input along: before that, both
+would stand in line for the same core.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +50,23 @@ class Looks:
         self._learn = learn
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    def maybe(self, arm: Arm, costs: Sequence[ArmCost], work: Work, policy: SplitPolicy) -> None:
-        """At the start of a request that takes `arm`: look at the other links whose turn it is."""
+    def due(self, arm: Arm, costs: Sequence[ArmCost], policy: SplitPolicy) -> Sequence[Arm]:
+        """At the start of a request that takes `arm`: arms to look at the other links by, when it was answered."""
         names, views, now_s = self._ports.link_names(), self._ports.links(), self._ports.clock()
+        found: list[Arm] = []
         for target in self._decider.looks(arm, names, self._running, costs, views, policy, now_s):
-            link = target.arm.link
-            if not target.loaded:
+            if target.loaded:
+                found.append(target.arm)
+            else:
                 self._ports.preload(target.arm)
-            elif link is not None:
-                task = asyncio.create_task(self._look(target.arm, link, work), name=f"explore {link}")
+        return found
+
+    def begin(self, arms: Sequence[Arm], work: Work) -> None:
+        """Send the input of a request that was answered through these arms as well."""
+        for arm in arms:
+            link = arm.link or ""
+            if link not in self._running:
+                task = asyncio.create_task(self._look(arm, link, work), name=f"explore {link}")
                 self._running[link] = task
                 task.add_done_callback(partial(self._ended, link))
 
@@ -70,7 +82,8 @@ class Looks:
 
     async def _look(self, arm: Arm, link: str, work: Work) -> None:
         """Send the request through the link as well; its answer is dropped, its transfer is what we want."""
-        own, began_s = Work(encoded=work.encoded, tensors=work.tensors), self._ports.clock()
+        own = Work(encoded=work.encoded, tensors=work.tensors, made=work.made)
+        began_s = self._ports.clock()
         try:
             async with asyncio.timeout(LOOK_S):
                 answer = await self._arms.run(arm, self._plan, own, LOOK_S - HANDS_OFF_S)

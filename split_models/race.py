@@ -6,18 +6,15 @@ Exactly one answer leaves. An error of one arm while another runs does not end t
 from __future__ import annotations
 
 import asyncio
-from math import inf
 from typing import Any
 
 from attrs import define, evolve, frozen
 
-from netprobe.view import UNKNOWN_LINK
 from protocol.errors import BadRequest, EngineError, Full, LinkTimeout, MidstreamError
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm
 from split_models.arms import ArmAnswer, Arms, FarEndError, Work
 from split_models.decider import Decider, Decision
-from split_models.hedge import Hedge, HedgeBudget, hedge
 from split_models.link_states import LinkStates
 from split_models.looks import HANDS_OFF_S
 from split_models.plan import ModelPlan
@@ -41,14 +38,13 @@ class Outcome:
 
 @define(eq=False)
 class Entry:
-    """One request on its way. ends_s: when its deadline passes. device_s: what the device alone would compute."""
+    """One request on its way. ends_s: when its deadline passes."""
 
     decision: Decision
     work: Work
     policy: SplitPolicy
     began_s: float
     ends_s: float
-    device_s: float
 
     @property
     def arm(self) -> Arm:
@@ -74,17 +70,10 @@ class Race:
         self._ports = ports
         self._decider = decider
         self._states = states
-        self._budget = HedgeBudget()
         self._losers: set[asyncio.Task[Any]] = set()
-
-    @property
-    def budget(self) -> HedgeBudget:
-        """Device seconds of hedges so far, and of a device-only run."""
-        return self._budget
 
     async def run(self, entry: Entry) -> Outcome:
         """One answer. Raises BadRequest for the input, else what the last arm raised."""
-        self._budget = self._budget.requested(entry.device_s)
         if entry.arm.link is None:
             return await self._on_device(entry, entry.decision.reason)
         left_s = entry.ends_s - self._ports.clock()
@@ -109,21 +98,14 @@ class Race:
         if entry.policy.hedge_ratio <= 0:
             await asyncio.wait({link})
         while not link.done():
-            found = self._ask(entry, self._ports.clock() - began_s)
+            elapsed_s = self._ports.clock() - began_s
+            found = self._decider.hedge(entry.decision, self._ports.links(), elapsed_s, entry.policy)
             if found.start_in_s <= 0:
-                self._budget = self._budget.started(entry.device_s)
+                self._decider.hedged(entry.decision)
                 reason = f"hedge for {entry.arm}: {found.reason}"
                 return asyncio.create_task(self._timed(entry, DEVICE_ARM, reason), name="hedge")
             await asyncio.wait({link}, timeout=min(found.start_in_s, ASK_AGAIN_S))
         return None
-
-    def _ask(self, entry: Entry, elapsed_s: float) -> Hedge:
-        proposal = entry.decision.proposal
-        ranked, device = proposal.of(entry.arm), proposal.of(DEVICE_ARM)
-        if ranked is None or device is None:
-            return Hedge(inf, "one of both arms is not on offer")
-        view = self._ports.links().get(entry.arm.link or "", UNKNOWN_LINK)
-        return hedge(ranked, device, view, elapsed_s, self._budget.allowance_s(entry.policy), entry.policy)
 
     async def _first(
         self, entry: Entry, link: asyncio.Task[ArmAnswer], device: asyncio.Task[Outcome] | None

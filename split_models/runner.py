@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from protocol.device import Measured
-from protocol.errors import MidstreamError
+from protocol.errors import BadRequest, MidstreamError
 from protocol.events import ArmSwitched, TensorDone
-from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.arm_cost import Arm, ArmCost
 from split_models.arms import Arms, Spent, Work
 from split_models.costs import CostTable
 from split_models.decider import Decider, Decision
@@ -53,7 +53,7 @@ class Runner:
     @property
     def hedges(self) -> HedgeBudget:
         """Device seconds of hedges so far, and of a device-only run."""
-        return self._race.budget
+        return self._decider.budget
 
     def learn(self, measured: Sequence[Measured]) -> None:
         """Take the device's benchmark as priors."""
@@ -78,18 +78,20 @@ class Runner:
         if decision.left is not None:
             self._announce(decision.left, decision, request_id)
         self._load_ahead(decision.proposal)
-        self._looks.maybe(decision.arm, costs, work, policy)
+        looks = self._looks.due(decision.arm, costs, policy)
         try:
-            entry = Entry(decision, work, policy, began_s, began_s + deadline_s, _device_s(costs))
-            outcome = await self._race.run(entry)
+            outcome = await self._race.run(Entry(decision, work, policy, began_s, began_s + deadline_s))
         except MidstreamError as err:
             self._done(request_id, decision.arm, err.code, began_s, str(err))
+            if not isinstance(err, BadRequest):  # a bad input says nothing of a link
+                self._looks.begin(looks, work)
             raise
         except asyncio.CancelledError:
             self._done(request_id, decision.arm, "cancelled", began_s, "the client left")
             raise
         finally:
             self._decider.finished(encoded=encoded)
+        self._looks.begin(looks, work)
         answer = outcome.answer
         self._learn_from(outcome.arm, answer.spent, work)
         self._done(request_id, outcome.arm, "ok", began_s, outcome.reason, outcome)
@@ -185,7 +187,3 @@ class Runner:
 
     def _head_name(self, cut: str, codec: str) -> str:
         return self.plan.head(self.plan.cut(Arm("cut", cut, codec)))
-
-
-def _device_s(costs: Sequence[ArmCost]) -> float:
-    return next((cost.device_s for cost in costs if cost.arm == DEVICE_ARM), 0.0)

@@ -17,6 +17,7 @@ from protocol.events import TransferSample
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
 from split_models.arms import Work
+from split_models.costs import ENVELOPE_BYTES
 from tests.unit.split_models.parts import HEAD, TAIL, Reaction, Scripted, floats
 from tests.unit.split_models.runner_house import ANSWER, PRIVATE, SENT, House, Y
 
@@ -107,11 +108,20 @@ async def test_a_bad_input_on_the_cloud_arm_is_named_by_the_device(house: House)
     assert str((await house.ask()).arm) == "cloud", "the link was blamed for the input"
 
 
-async def test_a_bad_input_that_was_sent_to_look_at_a_link_closes_it_for_nobody(house: House) -> None:
+async def test_a_bad_input_is_not_sent_to_look_at_a_link(house: House) -> None:
     house.policy = SplitPolicy(explore_one_in=1)
-    house.remote.reactions["m"] = BadRequest("cannot decode", field="x")
     with pytest.raises(BadRequest):
         await house.ask(b"bad")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not house.remote.asked
+    await house.until("cloud")
+
+
+async def test_a_far_end_that_refuses_a_look_closes_the_link_for_nobody(house: House) -> None:
+    house.policy = SplitPolicy(explore_one_in=1)
+    house.remote.reactions["m"] = BadRequest("cannot decode", field="x")
+    await house.ask()
     for _ in range(3):
         await asyncio.sleep(0)
     assert house.remote.asked, "the link was not looked at"
@@ -187,10 +197,10 @@ class Wire(Scripted):
         super().__init__({"m": ANSWER, TAIL: Y})
         self.clock, self.probe = clock, LinkProbe(clock)
         self.rate = 1e6
-        self.frame_bytes = len(PICTURE)
 
     async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
-        needed_s = 0.02 + self.frame_bytes / self.rate if self.rate else float("inf")
+        size_bytes = ENVELOPE_BYTES + sum(tensor.size_bytes for tensor in inputs)
+        needed_s = 0.02 + size_bytes / self.rate if self.rate else float("inf")
         seconds = min(needed_s, deadline_s)
         self.clock.advance(seconds)
         self.probe.add(
@@ -198,7 +208,7 @@ class Wire(Scripted):
                 at_s=self.clock(),
                 link="cloud",
                 direction="up",
-                size_bytes=self.frame_bytes,
+                size_bytes=size_bytes,
                 seconds=seconds,
                 complete=needed_s <= deadline_s,
             )
@@ -231,8 +241,8 @@ async def test_a_link_that_becomes_very_slow_is_tried_once_more_at_most(rate: fl
     for _ in range(40):
         house.clock.advance(7.0)
         await house.ask(PICTURE)
-    tried = [n for n, event in enumerate(house.done()[began:]) if event.arm != "device" or "failed" in event.reason]
-    assert len(tried) <= 2, tried
+    late = [n for n, event in enumerate(house.done()[began:]) if event.total_s > 0.5]
+    assert len(late) <= 2, late
     assert all(event.status == "ok" for event in house.done())
     house.remote.rate = 1e6
     for _ in range(40):
@@ -249,7 +259,7 @@ async def test_reasons_tell_a_slow_link_from_a_dead_one() -> None:
     house.remote.rate = 0.0
     await house.ask(PICTURE)
     await house.ask(PICTURE)
-    assert house.switches()[-1].reason == "cloud: link slow: over 1.0 s for 50000 bytes"
+    assert house.switches()[-1].reason == "cloud: link slow: over 1.0 s for 50404 bytes"
 
     house = House()
     for failure, reason in (

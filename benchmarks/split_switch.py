@@ -1,0 +1,236 @@
+"""What a switch of the arm costs the request that meets it: nothing is loaded, lost or answered twice.
+
+A device asks for text boxes without a pause, by its own HTTP front; a shaper between it and a server of tails (another
+process) makes the link fast and slow in turns, so that the held arm changes both ways. Pictures may not leave, so the
+arms are the device and the cuts; the objective counts joules, which makes a cut worth its while on a good link without
+a slowed device. The first request after each switch is compared with the median of the next ones on the same arm at
+the same rate; beside it stands what loading the head in that request would have cost.
+
+    python -m benchmarks.split_switch --json switch.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import define, field, frozen
+
+from benchmarks.report import arguments, percentile, publish, spread
+from benchmarks.tensor_pair import Device, device, tails
+from engines.catalogue import shipped_catalogue
+from engines.executor import BoundedExecutor
+from engines.local import LocalEndpoint
+from engines.onnx import OnnxRuntime
+from engines.pool import ModelPool
+from engines.store import ModelStore, default_store
+from links.http import HttpLink
+from protocol.errors import MidstreamError
+from protocol.events import ArmSwitched, TensorDone
+from protocol.oip import InferRequest, bytes_tensor, decode_response, encode_request
+from protocol.policy import SplitPolicy
+from protocol.tensors import Tensor
+from split_models.bundle import BundleLimits, build_bundle
+
+MODEL, PICTURE = "ppocr-v4-det", "sample-page"
+SWITCHES, QUICK_SWITCHES = 50, 8
+FAST_BYTES_PER_S, SLOW_BYTES_PER_S = 12.5e6, 0.6e6
+DELAY_S = 0.005
+STEADY = 8
+"""Requests after the first that say what this arm takes now."""
+PATIENCE = 120
+"""Requests within which the arm must have changed after the rate did."""
+INLINE_RUNS = 10
+WATTS = 5.0
+POLICY = SplitPolicy(
+    objective={"seconds": 1.0, "joules": 1.0},
+    raw_input_leaves=False,
+    codecs=("int8",),
+    period_s=0.02,
+    explore_one_in=10,
+)
+
+
+@frozen
+class Asked:
+    """One request as its client saw it; `arm` is empty when it failed."""
+
+    id: str
+    seconds: float
+    arm: str
+
+
+@define(eq=False)
+class Client:
+    """Asks one picture after the other and remembers."""
+
+    link: HttpLink
+    picture: bytes
+    asked: list[Asked] = field(factory=list)
+
+    async def ask(self) -> Asked:
+        """One request, answered by whichever arm."""
+        request_id, arm = f"s{len(self.asked)}", ""
+        began_s = time.perf_counter()
+        try:
+            headers, body = encode_request(
+                InferRequest(MODEL, (bytes_tensor("image", [self.picture]),), id=request_id, binary=True)
+            )
+            reply = await self.link.exchange(f"/v2/models/{MODEL}/infer", headers, body, 30.0)
+            answer = decode_response(reply.headers, reply.body)
+            arm = str(answer.parameters["midstream_arm"]) if answer.outputs and answer.id == request_id else ""
+        except MidstreamError as err:
+            print(f"  {request_id} failed: {err}")
+        self.asked.append(Asked(request_id, time.perf_counter() - began_s, arm))
+        return self.asked[-1]
+
+
+@frozen
+class Met:
+    """One switch: from which arm to which, and the first request over the median of the next ones."""
+
+    source: str
+    target: str
+    first_s: float
+    steady_s: float
+
+    @property
+    def added_s(self) -> float:
+        return self.first_s - self.steady_s
+
+
+async def switches(near: Device, client: Client, count: int) -> list[Met]:
+    """Ask and shape until the arm has changed `count` times and each change has its steady requests."""
+    met: list[Met] = []
+    fast = True
+    while len(met) < count:
+        near.shaper.set_rate(FAST_BYTES_PER_S if fast else SLOW_BYTES_PER_S)
+        found = await _until_switch(near, client)
+        # A change on the way to another arm has no steady requests: ask on until the arm stays.
+        while found is not None:
+            first = client.asked[-1]
+            steady = [await client.ask() for _ in range(STEADY)]
+            same = [asked.seconds for asked in steady if asked.arm == first.arm]
+            if len(same) == STEADY and _last_switch(near) == found:
+                met.append(Met(found.source, found.target, first.seconds, statistics.median(same)))
+                found = None
+            else:
+                found = await _until_switch(near, client, patience=STEADY)
+        fast = not fast
+    return met
+
+
+async def _until_switch(near: Device, client: Client, patience: int = PATIENCE) -> ArmSwitched | None:
+    """Ask until a request was the first on its arm; None when the arm stays."""
+    for _ in range(patience):
+        asked = await client.ask()
+        last = _last_switch(near)
+        if last is not None and last.request_id == asked.id:
+            return last
+    return None
+
+
+def _last_switch(near: Device) -> ArmSwitched | None:
+    return next((event for event in reversed(near.events.events) if isinstance(event, ArmSwitched)), None)
+
+
+async def inline_load_ms(near: Device, picture: Sequence[Tensor]) -> list[float]:
+    """What the first request on a cold head pays over a warm one: load, first run."""
+    manifest = near.manifest(MODEL)
+    plan = near.way.runners[MODEL].plan
+    found: list[float] = []
+    for turn in range(INLINE_RUNS):
+        head = plan.head(manifest.cuts[turn % len(manifest.cuts)])
+        file = near.local.file(head)
+        executor, pool = BoundedExecutor("inline", 1, 5.0), ModelPool(1 << 30)
+        local = LocalEndpoint(None, pool, executor, {"onnx": OnnxRuntime()})
+        local.register(head, file, manifest.digest, "onnx")
+        seconds: list[float] = []
+        for _ in range(4):
+            began_s = time.perf_counter()
+            await local.infer(head, picture, 30.0)
+            seconds.append(time.perf_counter() - began_s)
+        found.append(1e3 * (seconds[0] - statistics.median(seconds[1:])))
+        await local.close()
+        executor.close()
+        pool.close()
+    return found
+
+
+def doubled(near: Device, client: Client) -> int:
+    """Requests that were reported more than once, or not at all."""
+    done = Counter(event.request_id for event in near.events.events if isinstance(event, TensorDone))
+    return sum(count - 1 for count in done.values()) + sum(asked.id not in done for asked in client.asked)
+
+
+async def run(quick: bool) -> tuple[dict[str, object], list[str]]:
+    """The whole benchmark."""
+    pulled, entry = default_store(), shipped_catalogue()[MODEL]
+    picture, file = pulled.pull(PICTURE).read_bytes(), pulled.pull(MODEL)
+    with tempfile.TemporaryDirectory() as folder:
+        root, models = Path(folder) / "bundles", Path(folder) / "models"
+        limits = BundleLimits(max_cuts=2, seconds=10.0 if quick else 90.0)
+        await asyncio.to_thread(build_bundle, file, entry, root, limits=limits)
+        (models / MODEL).mkdir(parents=True)
+        shutil.copyfile(file, models / MODEL / entry.filename)
+        store = ModelStore(models, {MODEL: entry})
+        async with tails(root) as port, device(store, port, POLICY, watts=WATTS) as near:
+            await near.until_cut(MODEL)
+            near.shaper.set_delay(DELAY_S)
+            client = Client(HttpLink("user", f"http://127.0.0.1:{near.server.port}"), picture)
+            met = await switches(near, client, QUICK_SWITCHES if quick else SWITCHES)
+            await client.link.close()
+            spec = near.manifest(MODEL).input_shapes
+            name, shape = next(iter(spec.items()))
+            zeros = Tensor(name, "FP32", tuple(shape), bytes(4 * _count(shape)))
+            inline = await inline_load_ms(near, [zeros])
+            return _keys(near, client, met, inline), _notes(met, inline)
+
+
+def _count(shape: Sequence[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def _keys(near: Device, client: Client, met: Sequence[Met], inline: Sequence[float]) -> dict[str, object]:
+    added = [1e3 * one.added_s for one in met]
+    return {
+        "switches": len(met),
+        "requests": len(client.asked),
+        "failed": sum(not asked.arm for asked in client.asked),
+        "doubled": doubled(near, client),
+        "added_ms_median": statistics.median(added),
+        "added_ms_p99": percentile(added, 0.99),
+        "inline_load_ms_median": statistics.median(inline),
+    }
+
+
+def _notes(met: Sequence[Met], inline: Sequence[float]) -> list[str]:
+    ways = Counter(f"{one.source} -> {one.target}" for one in met)
+    notes = [f"{count} x {way}" for way, count in sorted(ways.items())]
+    for target in sorted({one.target for one in met}):
+        mine = [one for one in met if one.target == target]
+        notes.append(
+            f"{target}: added ms {spread([1e3 * one.added_s for one in mine])}, "
+            f"steady ms {spread([1e3 * one.steady_s for one in mine])}"
+        )
+    return [*notes, f"inline load ms {spread(inline)}"]
+
+
+def main() -> None:
+    """Command line."""
+    options = arguments(__doc__ or "").parse_args()
+    keys, notes = asyncio.run(run(options.quick))
+    publish("split_switch", keys, options.json, notes)
+
+
+if __name__ == "__main__":
+    main()
