@@ -27,6 +27,7 @@ from split_models.heads import Heads
 from split_models.measure import Probe, head_probes
 from split_models.plan import ModelPlan
 from split_models.recipes import Recipe, recipe
+from split_models.report_route import report_route
 from split_models.runner import Runner
 from split_models.runner_ports import RunnerPorts
 from split_models.service import PLATFORMS, Service, Shown
@@ -62,7 +63,8 @@ class DeviceWay:
             self._loading,
         )  # fmt: skip
         self.front = Front(service, settings.deadline_s)
-        self.mount = Mount(routes=self.front.routes, frame_routes=(), start=self.start, stop=self.stop)
+        routes = (*self.front.routes, report_route(self._runners))
+        self.mount = Mount(routes=routes, frame_routes=(), start=self.start, stop=self.stop)
 
     @property
     def runners(self) -> Mapping[str, Runner]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
+from netprobe.view import UNKNOWN_LINK
 from protocol.device import Measured
 from protocol.errors import BadRequest, MidstreamError
 from protocol.events import ArmSwitched, TensorDone
@@ -18,6 +19,7 @@ from split_models.arm_cost import Arm, ArmCost
 from split_models.arms import Arms, Spent, Work
 from split_models.costs import CostTable
 from split_models.decider import Decider, Decision
+from split_models.explain import REPORT_SCHEMA, SplitReport, shown
 from split_models.hedge import HedgeBudget
 from split_models.link_states import LinkStates
 from split_models.looks import Looks
@@ -71,7 +73,8 @@ class Runner:
         policy = self._ports.policy()
         if policy.deadline_s is not None:
             deadline_s = min(deadline_s, policy.deadline_s)
-        costs, encoded = self._costs(work), work.encoded is not None
+        encoded = work.encoded is not None
+        costs = self._costs(len(work.encoded) if work.encoded is not None else None)
         decision = self._decider.decide(
             costs, self._ports.links(), self._ports.device_wait_s(), policy, began_s, encoded=encoded
         )
@@ -97,6 +100,26 @@ class Runner:
         self._done(request_id, outcome.arm, "ok", began_s, outcome.reason, outcome)
         return Answer(answer.outputs, outcome.arm, answer.digest, answer.spent, outcome.reason)
 
+    def report(self) -> SplitReport:
+        """How the arms stand now, for a request with an encoded input of typical size where the model takes one."""
+        manifest, decider = self.plan.manifest, self._decider
+        links = self._ports.links()
+        names = self._ports.link_names()
+        return SplitReport(
+            schema=REPORT_SCHEMA,
+            model=self.plan.name,
+            digest=manifest.digest,
+            held=str(decider.held.arm),
+            reason=decider.held.reason,
+            device_wait_s=self._ports.device_wait_s(),
+            links=tuple(shown(name, links.get(name, UNKNOWN_LINK)) for name in names),
+            costs=tuple(self._costs(manifest.encoded_bytes or None)),
+            policy=self._ports.policy(),
+            hedged_s=decider.budget.hedged_s,
+            requested_s=decider.budget.device_only_s,
+            single_cuts=manifest.single_cuts,
+        )
+
     async def close(self) -> None:
         """Stop looking at links."""
         await self._looks.close()
@@ -104,10 +127,10 @@ class Runner:
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
-    def _costs(self, work: Work) -> Sequence[ArmCost]:
+    def _costs(self, encoded_bytes: int | None) -> Sequence[ArmCost]:
         names = self._ports.link_names()
         return self.table.arms(
-            len(work.encoded) if work.encoded is not None else None,
+            encoded_bytes,
             names,
             lambda cut, codec: self._ports.loaded(self._head_name(cut, codec)),
             {name: self._ports.server_wait_s(name) for name in names},
