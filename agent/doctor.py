@@ -11,7 +11,7 @@ import shutil
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -175,6 +175,21 @@ def check_port(host: str, port: int) -> Iterable[Finding]:
         )
     else:
         yield Finding("port", "ok", f"{host}:{port} is free")
+
+
+def check_running(status: Callable[[], Mapping[str, object]]) -> Iterable[Finding]:
+    """What the running agent warns of, for example a queue that grows while the CPU is idle. `status` may fail."""
+    try:
+        found = status()
+    except MidstreamError:
+        yield Finding("agent", "ok", "no agent runs here now, so nothing is known of its queues")
+        return
+    warnings = found.get("warnings")
+    listed = [w for w in warnings if isinstance(w, Mapping)] if isinstance(warnings, list) else []
+    for warning in listed:
+        yield Finding("agent", "warning", str(warning.get("text", "")), str(warning.get("next_step", "")))
+    if not listed:
+        yield Finding("agent", "ok", "the running agent warns of nothing")
 
 
 def check_engines() -> Iterable[Finding]:

@@ -27,6 +27,7 @@ from agent.lifecycle import Track
 from agent.link_memory import LinkMemory
 from agent.policy import PolicyHolder, PolicyPorts
 from agent.profiler import Profiler
+from agent.queue_watch import QueueWatch
 from agent.registration import Registrar, keep_registered
 from agent.status import Facts, document, measured
 from agent.supervisor import LifeKeeper, Parts, Supervisor
@@ -38,6 +39,7 @@ from engines.store import ModelStore
 from links.http_server import RunningServer
 from netprobe.probe import LinkProbe
 from profiles.benchmark import Probe, decode_benchmark
+from profiles.idle import CpuIdle
 from profiles.rates import Slowdowns
 from profiles.timing import memory_probe
 from protocol.clock import wall_now
@@ -70,7 +72,8 @@ class House:
         self.health = Health(self.clock)
         self.metrics = Exposition()
         self.counters = Counters()
-        self.emit = Fanout([self.metrics, self.counters, console.emit])
+        self.queues = QueueWatch(self.health, self.metrics, CpuIdle().ratio, self.clock)
+        self.emit = Fanout([self.metrics, self.counters, self.queues.depths, console.emit])
         use_guard(ImportGuard(config.state_dir / "engines.json"))
         store = ModelStore(config.models_dir, load_catalogue(config.models_dir / "catalogue.toml"))
         identity = IdentityStore(config.identity_dir)
@@ -197,7 +200,15 @@ class House:
             health=self.health,
             open_server=self._open_server,
             ways=self.ways,
-            tracks=(self.control.run, self.webrtc.run, self._measure, self._offer, self._report, self.links.run),
+            tracks=(
+                self.control.run,
+                self.webrtc.run,
+                self._measure,
+                self._offer,
+                self._report,
+                self.links.run,
+                self.queues.run,
+            ),
             drain=self._drain,
             close=self._close,
         )

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from urllib.parse import quote
 
 from agent.cli.answers import ChatStream, labels_of, painted
-from agent.config import DEFAULT_PORT, colours_wanted, load
+from agent.config import DEFAULT_PORT, AgentConfig, colours_wanted, load
 from links.http import HttpLink
 from links.port import RejectedStatus, Reply
 from protocol.errors import BadRequest, ConfigError, LinkError, MidstreamError
@@ -64,7 +64,11 @@ def agent_url(given: str | None) -> str:
     """The running agent's address: given, else where the configuration puts it."""
     if given:
         return given
-    config = load()
+    return local_url(load())
+
+
+def local_url(config: AgentConfig) -> str:
+    """Where a running agent of this configuration answers on this machine."""
     return f"http://127.0.0.1:{config.port or DEFAULT_PORT}"
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from protocol.held_folder import hold_folder
 
 FLAGS = tuple(setting for setting in SETTINGS if not setting.secret)
 """A secret on the command line would show in the process list."""
+
+STATUS_PATH = "/midstream/v1/status"
+RUNNING_S = 2.0
+"""A running agent on this machine answers at once, or something is wrong with it."""
 
 
 def agent(argv: list[str]) -> int:
@@ -69,15 +74,16 @@ def status(argv: list[str]) -> int:
     parser.add_argument("--url", help="the agent's address (default: from the configuration)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    found = asyncio.run(get_json(agent_url(options.url), "/midstream/v1/status"))
+    found = asyncio.run(get_json(agent_url(options.url), STATUS_PATH))
     print(json.dumps(found, indent=2) if options.json else "\n".join(status_lines(found)))
     return 0
 
 
 def doctor(argv: list[str]) -> int:
     """Run all checks. 0 all well, 1 something will not work, 3 something could be better."""
+    from agent.cli.ask import get_json, local_url
     from agent.compose_control import coordinator_checks
-    from agent.doctor import exit_code, run, standard_checks
+    from agent.doctor import check_running, exit_code, run, standard_checks
 
     parser = argparse.ArgumentParser(
         prog="midstream doctor",
@@ -87,7 +93,9 @@ def doctor(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     config = _config(options)
-    findings = run([*standard_checks(config), *coordinator_checks(config)])
+    running = partial(get_json, local_url(config), STATUS_PATH, deadline_s=RUNNING_S)
+    checks = [("agent", lambda: check_running(lambda: asyncio.run(running())))]
+    findings = run([*standard_checks(config), *checks, *coordinator_checks(config)])
     if options.json:
         print(json.dumps([{"check": f.check, "level": f.level, "text": f.text, "next": f.next_step} for f in findings]))
     else:
