@@ -28,6 +28,11 @@ class InputPort:
     datatype: str
     sizes: tuple[int | str | None, ...]
 
+    def named(self, place: int) -> str | None:
+        """The name that a free dimension shares with others; exporters also write `?`, which is none."""
+        size = self.sizes[place]
+        return size if isinstance(size, str) and any(c.isalnum() for c in size) else None
+
 
 @frozen
 class Resolved:
@@ -110,13 +115,12 @@ def resolve(
 
 def _bind(port: InputPort, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
     fits = len(port.sizes) == len(shape) and all(size > 0 for size in shape)
-    for wanted, size in zip(port.sizes, shape, strict=False):
+    for place, (wanted, size) in enumerate(zip(port.sizes, shape, strict=False)):
         if isinstance(wanted, int) and wanted != size:
             fits = False
-        if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
-            raise ConfigError(
-                f"the dimension {wanted!r} cannot be both {sizes[wanted]} and {size}", field="input_shapes"
-            )
+        name = port.named(place)
+        if name is not None and sizes.setdefault(name, size) != size:
+            raise ConfigError(f"the dimension {name!r} cannot be both {sizes[name]} and {size}", field="input_shapes")
     if not fits:
         raise ConfigError(
             f"{'x'.join(map(str, shape))} does not fit input {port.name!r}, {_shown(port.sizes)}",
@@ -129,15 +133,16 @@ def _guess(port: InputPort, sizes: dict[str, int], notes: list[str]) -> tuple[in
     shape: list[int] = []
     guessed = False
     for place, wanted in enumerate(port.sizes):
+        name = port.named(place)
         if isinstance(wanted, int):
             shape.append(wanted)
-        elif isinstance(wanted, str) and wanted in sizes:
-            shape.append(sizes[wanted])
+        elif name in sizes:
+            shape.append(sizes[name])
         else:
             shape.append(_default(port, place))
             guessed = True
-            if isinstance(wanted, str):
-                sizes[wanted] = shape[-1]
+            if name is not None:
+                sizes[name] = shape[-1]
     if guessed:
         taken = "x".join(map(str, shape))
         notes.append(f"input {port.name} is {_shown(port.sizes)} in the file and was taken as {taken}")
@@ -158,4 +163,6 @@ def _default(port: InputPort, place: int) -> int:
 
 
 def _shown(sizes: Sequence[int | str | None]) -> str:
+    if any(isinstance(size, str) and len(size) > 1 for size in sizes):
+        return " x ".join("?" if size is None else str(size) for size in sizes)
     return "x".join("?" if size is None else str(size) for size in sizes) or "a single value"

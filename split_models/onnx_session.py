@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ _DTYPES = {
 }
 
 
+_SETTLED = "__settled"
+
+
 def at_basic_level(model: Any, name: str) -> Any:
     """The model as onnxruntime saves it with constants folded. Raises EngineError, ConfigError without onnxruntime."""
     with tempfile.TemporaryDirectory(prefix="midstream-prepare-") as folder:
@@ -46,7 +49,40 @@ def at_basic_level(model: Any, name: str) -> Any:
                 f"onnxruntime cannot prepare {name}: {_first_line(err)}",
                 next_step="check input_shapes and the model file",
             ) from err
-        return load_model(out)
+        basic = load_model(out)
+    _settle_names(basic, model)
+    return basic
+
+
+def _settle_names(basic: Any, before: Any) -> None:
+    """Rename what fusions made (`gemm_input_shape`): the same fusion in a part of the graph counts anew.
+
+    It would meet its own earlier name there, and onnxruntime refuses the part ("Attempt to replace the existing").
+    """
+    known = {value.name for value in (*before.graph.input, *before.graph.output, *before.graph.initializer)}
+    known |= {name for node in before.graph.node for name in node.output} | {""}
+    made = {name for node in basic.graph.node for name in node.output} - known
+    made |= {tensor.name for tensor in basic.graph.initializer} - known
+
+    def settled(name: str) -> str:
+        return name + _SETTLED if name in made else name
+
+    for tensor in basic.graph.initializer:
+        tensor.name = settled(tensor.name)
+    for value in basic.graph.value_info:
+        value.name = settled(value.name)
+    _rename_in(basic.graph, settled)
+
+
+def _rename_in(graph: Any, settled: Callable[[str], str]) -> None:
+    for node in graph.node:
+        node.input[:] = [settled(name) for name in node.input]
+        node.output[:] = [settled(name) for name in node.output]
+        for attribute in node.attribute:
+            for body in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+                for port in (*body.input, *body.output, *body.initializer, *body.value_info):
+                    port.name = settled(port.name)
+                _rename_in(body, settled)
 
 
 def loads(model: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`midstream models pull|add|list|rm|verify`: the model store from the command line."""
+"""`midstream models pull|add|analyse|list|rm|verify`: the model store from the command line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agent.cli.analysis import analysis_of, conditions_of, fixed_shapes
+from agent.cli.analysis_table import document, table
 from agent.cli.progress import ProgressBar
 from agent.config import AgentConfig, load
 from engines.catalogue import load_catalogue
@@ -37,16 +39,21 @@ def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--models-dir", help="folder of the store (default: MIDSTREAM_MODELS or the user's cache)")
     shared.add_argument("--json", action="store_true", help="machine-readable output")
-    verbs = parser.add_subparsers(required=True, metavar="pull|add|list|rm|verify")
+    verbs = parser.add_subparsers(required=True, metavar="pull|add|analyse|list|rm|verify")
     pull = verbs.add_parser("pull", help="bring models of the catalogue here", parents=[shared])
     pull.add_argument("names", nargs="+")
     pull.set_defaults(run=_pull)
-    add = verbs.add_parser("add", help="copy a model file of yours into the store", parents=[shared])
+    looked = _analysis_options()
+    add = verbs.add_parser("add", help="copy a model file of yours into the store", parents=[shared, looked])
     add.add_argument("file", type=Path)
     add.add_argument("--name")
     add.add_argument("--recipe", help=f"pre- and post-processing for encoded images: {' or '.join(RECIPES)}")
     add.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for GGUF files without one")
+    add.add_argument("--no-analyse", action="store_true", help="only copy it, do not look for cuts")
     add.set_defaults(run=_add)
+    analyse = verbs.add_parser("analyse", help="where a model can be cut", parents=[shared, looked])
+    analyse.add_argument("name", help="a model that is here")
+    analyse.set_defaults(run=_analyse)
     verbs.add_parser("list", help="what the catalogue knows and what is here", parents=[shared]).set_defaults(run=_list)
     rm = verbs.add_parser("rm", help="delete models from this machine", parents=[shared])
     rm.add_argument("names", nargs="+")
@@ -55,6 +62,20 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("names", nargs="*", help="default: every model that is here")
     verify.set_defaults(run=_verify)
     return parser
+
+
+def _analysis_options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument(
+        "--input-shape", action="append", default=[], metavar="NAME=1x3x224x224", help="fix an input; may be repeated"
+    )
+    options.add_argument("--sample", type=Path, help="a .npz (by input name) or .npy file with one sample input")
+    options.add_argument("--uplink-mbit", type=float, default=10.0, help="rank cuts for this way up (default 10)")
+    options.add_argument("--rtt-ms", type=float, default=20.0, help="and this round trip (default 20)")
+    options.add_argument("--server-speed", type=float, default=4.0, help="and a server so many times as fast (4)")
+    options.add_argument("--no-measure", action="store_true", help="guess milliseconds, run nothing")
+    options.add_argument("--all", action="store_true", help="list every cut")
+    return options
 
 
 def _pull(store: ModelStore, options: argparse.Namespace) -> int:
@@ -75,13 +96,40 @@ def _add(store: ModelStore, options: argparse.Namespace) -> int:
         raise ConfigError(
             f"there is no recipe {options.recipe!r}", next_step=f"one of {', '.join(RECIPES)}", field="recipe"
         )
+    conditions_of(options)  # wrong ones are refused before anything is copied
     template = _read_template(options.chat_template) if options.chat_template else None
     with ProgressBar(f"add {options.file.name}") as bar:
         entry = store.add(
-            options.file, name=options.name, recipe=options.recipe, chat_template=template, progress=bar.update
+            options.file,
+            name=options.name,
+            recipe=options.recipe,
+            chat_template=template,
+            input_shapes=fixed_shapes(options.file, options.input_shape, options.sample),
+            progress=bar.update,
         )
-    print(json.dumps({"name": entry.name, "sha256": entry.sha256}) if options.json else f"added {entry.name}")
+    analysis = None if options.no_analyse else analysis_of(store.path(entry.name), entry, options)
+    if options.json:
+        found = {"analysis": document(analysis)} if analysis is not None else {}
+        print(json.dumps({"name": entry.name, "sha256": entry.sha256, **found}))
+        return 0
+    print(f"added {entry.name}")
+    for line in table(analysis, options.all) if analysis is not None else ():
+        print(line)
     return 0
+
+
+def _analyse(store: ModelStore, options: argparse.Namespace) -> int:
+    entry = store.entry(options.name)
+    analysis = analysis_of(store.path(entry.name), entry, options)
+    if analysis is None:
+        raise ConfigError(
+            f"{entry.name} is {entry.format}, which is not cut", next_step="only ONNX models are", field="name"
+        )
+    if options.json:
+        print(json.dumps(document(analysis)))
+    else:
+        print("\n".join(table(analysis, options.all)))
+    return 0 if not analysis.why_none else 1
 
 
 def _read_template(path: Path) -> str:

@@ -1,0 +1,58 @@
+"""What `models add` and `models analyse` do with a model file: the analysis that its format has."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent.cli.progress import ProgressBar
+from engines.model_files import sniff
+from protocol.errors import ConfigError
+from protocol.models import CatalogueEntry
+from split_models.analyse_onnx import Asked, analyse_onnx
+from split_models.analysis import Analysis, Conditions
+from split_models.input_shapes import parse_shapes, read_sample, resolve
+from split_models.prepare_onnx import inputs_of
+
+
+def fixed_shapes(file: Path, texts: Sequence[str], sample: Path | None) -> Mapping[str, tuple[int, ...]]:
+    """The input shapes that the user gave, in words or by a sample; they become those of the catalogue entry.
+
+    Raises ConfigError for a format whose shapes cannot be fixed, and for shapes that do not fit.
+    """
+    asked = parse_shapes(texts)
+    if not asked and sample is None:
+        return {}
+    if sniff(file) != "onnx":
+        raise ConfigError("input shapes are for ONNX models", next_step="leave --input-shape out", field="input_shape")
+    ports = inputs_of(file)
+    sampled = read_sample(sample, ports) if sample is not None else ()
+    resolve(ports, asked, sampled)
+    return {tensor.name: tensor.shape for tensor in sampled} | asked
+
+
+def analysis_of(file: Path, entry: CatalogueEntry, options: argparse.Namespace) -> Analysis | None:
+    """The analysis of a model that can be cut; None for formats that cannot."""
+    if entry.format != "onnx":
+        return None
+    asked = Asked(
+        shapes=dict(entry.input_shapes) | parse_shapes(options.input_shape),
+        sample=options.sample,
+        conditions=conditions_of(options),
+        measure=not options.no_measure,
+    )
+    with ProgressBar(f"analyse {entry.name}", unit="steps") as bar:
+        return analyse_onnx(file, asked, name=entry.name, progress=bar.update)
+
+
+def conditions_of(options: argparse.Namespace) -> Conditions:
+    """For which link and server cuts are ranked. Raises ConfigError unless rate and speed are above 0 and the round trip is not below it."""
+    for name, value, least in (
+        ("uplink_mbit", options.uplink_mbit, 1e-6),
+        ("server_speed", options.server_speed, 1e-6),
+        ("rtt_ms", options.rtt_ms, 0.0),
+    ):
+        if not least <= value < 1e9:
+            raise ConfigError(f"--{name.replace('_', '-')} cannot be {value:g}", next_step="give a size", field=name)
+    return Conditions(options.uplink_mbit / 8e-6, options.rtt_ms / 1e3, options.server_speed)
