@@ -47,7 +47,10 @@ def analysis_of(file: Path, entry: CatalogueEntry, options: argparse.Namespace) 
 
 
 def conditions_of(options: argparse.Namespace) -> Conditions:
-    """For which link and server cuts are ranked. Raises ConfigError unless rate and speed are above 0 and the round trip is not below it."""
+    """For which link and server cuts are ranked.
+
+    Raises ConfigError unless rate and speed are above 0 and the round trip is not below it.
+    """
     for name, value, least in (
         ("uplink_mbit", options.uplink_mbit, 1e-6),
         ("server_speed", options.server_speed, 1e-6),
