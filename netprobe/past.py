@@ -13,8 +13,6 @@ from netprobe.window import WINDOW, Pair, Window
 from protocol.events import Direction
 from protocol.link_memory import PastLink, PastRoundTrip, PastTransfer, PastWay
 
-_DIGITS = 6
-
 
 def past_of(ways: Mapping[Direction, Way], round_trip: RoundTrip, now_s: float) -> PastLink:
     """Transfers, residuals and round trip with their ages at `now_s`; doubts and what is under way are not kept."""
@@ -40,20 +38,18 @@ def round_trip_of(past: PastLink, now_s: float, older_s: float = 0.0) -> RoundTr
 def _past_way(direction: Direction, way: Way, now_s: float) -> PastWay:
     return PastWay(
         direction,
-        tuple(
-            PastTransfer(p.size_bytes, _short(p.seconds), _short(max(0.0, now_s - p.at_s))) for p in way.window.pairs
-        ),
-        tuple(_short(ratio) for ratio in way.residuals),
+        tuple(PastTransfer(p.size_bytes, p.seconds, max(0.0, now_s - p.at_s)) for p in way.window.pairs),
+        tuple(way.residuals),
     )
 
 
 def _past_trip(trip: RoundTrip, now_s: float) -> PastRoundTrip:
     return PastRoundTrip(
-        smoothed_s=_short(trip.smoothed_s),
-        deviation_s=_short(trip.deviation_s),
-        least_s=_short(trip.least_s),
+        smoothed_s=trip.smoothed_s,
+        deviation_s=trip.deviation_s,
+        least_s=trip.least_s,
         samples=trip.samples,
-        age_s=_short(max(0.0, now_s - trip.at_s)),
+        age_s=max(0.0, now_s - trip.at_s),
     )
 
 
@@ -71,8 +67,3 @@ def _way(past: PastWay, now_s: float) -> Way:
 
 def _plausible(*values: float) -> bool:
     return all(isfinite(value) and value >= 0 for value in values)
-
-
-def _short(value: float) -> float:
-    """Fewer digits: a microsecond is finer than any transfer is measured."""
-    return round(value, _DIGITS) or value

@@ -10,7 +10,7 @@ from attrs import evolve
 from netprobe.change import DEFAULT_RULES, ChangeRules
 from netprobe.past import past_of, round_trip_of, ways_of
 from netprobe.round_trip import SMALL_BYTES, RoundTrip
-from netprobe.under_way import held_down
+from netprobe.under_way import arrived, held_down
 from netprobe.view import UNKNOWN_LINK, LinkView
 from netprobe.way import Way
 from netprobe.window import Pair
@@ -66,7 +66,7 @@ class LinkProbe:
         if sample.complete and sample.seconds > 0:
             self.resets += way.take(pair, sample.idle_before_s, rtt_s, self._rules)
             self.taken += 1
-        elif not sample.complete and sample.size_bytes >= SMALL_BYTES:
+        elif not sample.complete and sample.size_bytes >= SMALL_BYTES and not arrived(sample):
             way.give_up(pair, rtt_s, self._rules)
 
     def add_round_trip(self, link: str, seconds: float, at_s: float) -> None:

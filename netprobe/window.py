@@ -28,6 +28,7 @@ MANY = 4
 """From this many pairs on the floor may be longer than the shortest of them, but not than the second shortest."""
 
 _LEAST_SECONDS = 1e-6
+_CLEARLY = 1 - 1e-9  # among equals the first line counts, whichever way their sums were rounded
 _LEAST_FLOOR_SHARE = 0.02
 
 
@@ -71,7 +72,7 @@ def fit(pairs: Sequence[Pair], rtt_s: float | None = None) -> Fit:
         for pair, weight in zip(pairs, weights, strict=True):
             predicted_s, seconds = floor_s + pair.size_bytes * slope, pair.seconds
             loss += weight * (abs(predicted_s - seconds) / max(predicted_s, seconds))
-        if loss < least_loss:
+        if loss < least_loss * _CLEARLY:
             best, least_loss = Fit(floor_s, 1.0 / slope, len(pairs)), loss
     return best
 

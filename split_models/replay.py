@@ -187,6 +187,7 @@ class _Attempt:
     done: Callable[[], None]
     job: _Job | None = None
     moving: Moving | None = None
+    sent: Moving | None = None
     timers: list[Timer] = field(factory=list)
     began_s: float | None = None
     idle_s: float = 0.0
@@ -223,14 +224,20 @@ class _Attempt:
         return TransferSample(
             at_s=now_s, link=LINK, direction="up", size_bytes=self.cost.up_bytes, seconds=max(0.0, taken_s),
             server_s=self.cost.server_s if complete else 0.0, idle_before_s=self.idle_s, complete=complete,
+            moved_bytes=None if complete else self._acknowledged(),
         )  # fmt: skip
+
+    def _acknowledged(self) -> int:
+        if self.sent is None:
+            return 0
+        return int(self.world.up.acknowledged(self.sent, 2 * self.world.delay_s()))
 
     def _send(self) -> None:
         world, now_s = self.world, self.world.agenda.now_s
         self.began_s = now_s
         self.idle_s = 0.0 if world.sending or world.last_end_s is None else now_s - world.last_end_s
         world.sending.append(self)
-        self.moving = world.up.start(self.cost.up_bytes, self._sent)
+        self.moving = self.sent = world.up.start(self.cost.up_bytes, self._sent)
 
     def _sent(self) -> None:
         self._later(self.world.delay_s() + self.cost.server_s, self._served)

@@ -106,6 +106,7 @@ class Moving:
 
     due: float
     done: Callable[[], None]
+    size_bytes: float = 0.0
 
 
 class Pipe:
@@ -122,7 +123,7 @@ class Pipe:
     def start(self, size_bytes: float, done: Callable[[], None]) -> Moving:
         """Begin now; `done` is called when the last byte has left."""
         self._advance()
-        moving = Moving(self._share + size_bytes, done)
+        moving = Moving(self._share + size_bytes, done, size_bytes)
         self._moving.append(moving)
         self._plan()
         return moving
@@ -133,6 +134,16 @@ class Pipe:
             self._advance()
             self._moving.remove(moving)
             self._plan()
+
+    def acknowledged(self, moving: Moving, round_trip_s: float) -> float:
+        """Bytes of it whose arrival the sender knows of: those that had left one round trip ago."""
+        if moving not in self._moving:
+            return moving.size_bytes
+        self._advance()
+        now_s = self._agenda.now_s
+        lately = self._passed - self._line.passed(max(0.0, now_s - round_trip_s))
+        left = moving.due - self._share + lately / len(self._moving)
+        return max(0.0, moving.size_bytes - left)
 
     def _advance(self) -> None:
         passed = self._line.passed(self._agenda.now_s)

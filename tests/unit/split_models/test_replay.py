@@ -163,3 +163,13 @@ def test_a_file_that_is_no_trace_says_what_is_wrong(tmp_path: Path, text: str, s
 def test_a_missing_trace_is_a_named_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the trace"):
         read_trace(tmp_path / "none.csv")
+
+
+def test_the_sender_knows_of_bytes_one_round_trip_after_they_left() -> None:
+    agenda, seen = Agenda(), []
+    pipe = Pipe(Line((1e3,), 1.0), agenda)
+    moving = pipe.start(2e3, lambda: None)
+    for at_s in (0.1, 0.5, 1.5, 1.9, 2.5):
+        agenda.at(at_s, lambda: seen.append(pipe.acknowledged(moving, 0.2)))
+    agenda.run()
+    assert seen == pytest.approx([0.0, 300.0, 1300.0, 1700.0, 2000.0])
