@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from attrs import evolve, field, frozen
 
@@ -146,10 +146,12 @@ def why_no_cut(graph: Graph) -> str:
 
 def work_of(graph: Graph) -> Sequence[float]:
     """Guessed seconds of the first k nodes, k from 0 to all of them; rising, the last is the whole model's."""
-    total = [0.0]
-    for node in graph.nodes:
-        total.append(total[-1] + node.flops / GUESSED_FLOPS_PER_S + OP_S)
-    return total
+    return [0.0, *accumulate(seconds_of_nodes(graph))]
+
+
+def seconds_of_nodes(graph: Graph) -> Sequence[float]:
+    """Guessed seconds of each node on a small core."""
+    return [node.flops / GUESSED_FLOPS_PER_S + OP_S for node in graph.nodes]
 
 
 @frozen

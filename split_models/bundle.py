@@ -19,7 +19,8 @@ from split_models.backend import Backend, Prepared, backend_of
 from split_models.bundle_cut import CutWriter
 from split_models.bundle_files import BundleFolder, sweep, usable_bundle
 from split_models.calibration import Calibration, observe
-from split_models.cuts import Cut, all_cuts, single_tensor_cuts
+from split_models.candidates import candidates
+from split_models.cuts import Cut, single_tensor_cuts
 from split_models.graph import Graph
 from split_models.measure import MeasureRun, time_calls, time_model
 from split_models.offer import offers
@@ -160,7 +161,7 @@ class _Build:
     def _measured(
         self, folder: BundleFolder, prepared: Prepared, whole: TensorModel, manifest: BundleManifest
     ) -> BundleManifest:
-        backend, cuts = self._backend, all_cuts(prepared.graph)
+        backend, cuts = self._backend, candidates(prepared.graph)
         partitioner = backend.partitioner(prepared)
         self._step("calibrate")
         task = task_of(self._entry, manifest.input_shapes, backend, prepared, self._samples)

@@ -13,10 +13,7 @@ from typing import Any
 
 from engines.digest import CHUNK_BYTES
 from protocol.errors import EngineError
-from split_models.onnx_files import MAX_MODEL_BYTES, onnx_module, tensor_bytes
-
-SMALL_BYTES = 64 << 10
-"""Up to this a weight may be a shape, an axis or a scale that folding needs: it is always read."""
+from split_models.onnx_files import MAX_MODEL_BYTES, SHAPE_BYTES, onnx_module, tensor_bytes
 
 INLINE_BYTES = 512 << 20
 """Up to this in all, weights are read and kept in the prepared file; beyond, the large ones stay where they are."""
@@ -84,7 +81,7 @@ def set_aside(model: Any, folder: Path, inline_bytes: int) -> Sequence[Any]:
     everything = sum(map(tensor_bytes, tensors)) <= inline_bytes
     weights = {tensor.name for tensor in model.graph.initializer}
     for tensor in tensors:
-        if everything or tensor_bytes(tensor) <= SMALL_BYTES or tensor.name not in weights:
+        if everything or tensor_bytes(tensor) <= SHAPE_BYTES or tensor.name not in weights:
             _read(tensor, folder)
     large = [tensor for tensor in model.graph.initializer if _outside(tensor)]
     kept = [tensor for tensor in model.graph.initializer if not _outside(tensor)]

@@ -13,6 +13,9 @@ from split_models.graph import Graph, GraphNode, GraphTensor, check_order
 MAX_MODEL_BYTES = 2_000_000_000
 """Protobuf's own limit; larger models keep their weights in side files."""
 
+SHAPE_BYTES = 64 << 10
+"""Up to this a weight may be a shape, an axis or a scale, whose values matter for shapes and folding."""
+
 _DATATYPES = {
     1: "FP32", 2: "UINT8", 3: "INT8", 4: "UINT16", 5: "INT16", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "FP16",
     11: "FP64", 12: "UINT32", 13: "UINT64",
@@ -61,17 +64,35 @@ def load_model(file: Path) -> Any:
 
 
 def with_shapes(model: Any) -> Any:
-    """The model with every tensor's shape inferred. Raises EngineError when they contradict each other."""
+    """The same model with every tensor's shape written into it. Raises EngineError when shapes contradict each other.
+
+    Shapes come from a copy without the large weights: their values say nothing about shapes, and inference serialises
+    all that it is given, up to protobuf's 2 GB, where it gives back an empty graph without a word.
+    """
     onnx = onnx_module()
+    graph = model.graph
+    large = [tensor for tensor in graph.initializer if tensor_bytes(tensor) > SHAPE_BYTES]
+    light = onnx.ModelProto(ir_version=model.ir_version)
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    for name in ("node", "input", "output", "value_info"):
+        getattr(light.graph, name).extend(getattr(graph, name))
+    light.graph.initializer.extend(one for one in graph.initializer if tensor_bytes(one) <= SHAPE_BYTES)
+    given = {value.name for value in graph.input}
+    make = onnx.helper.make_tensor_value_info
+    light.graph.input.extend(make(one.name, one.data_type, one.dims) for one in large if one.name not in given)
     try:
-        shaped = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-        if not shaped.graph.node:
-            raise EngineError("shape inference gave back an empty graph", next_step="keep the weights in side files")
-        return shaped
+        shaped = onnx.shape_inference.infer_shapes(light, strict_mode=True, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as err:
         raise EngineError(
             f"shapes of the model cannot be inferred: {str(err)[:200]}", next_step="check input_shapes in the catalogue"
         ) from err
+    if len(shaped.graph.node) != len(graph.node):
+        raise EngineError("shape inference gave back another graph", next_step="keep the weights in side files")
+    for name in ("output", "value_info"):
+        del getattr(graph, name)[:]
+        getattr(graph, name).extend(getattr(shaped.graph, name))
+    return model
 
 
 def to_bytes(model: Any) -> bytes:

@@ -6,8 +6,8 @@ the chains of Shape and Gather that would otherwise cross every cut.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,44 +32,36 @@ from split_models.opsets import check_known
 
 @frozen
 class Prepared:
-    """A prepared model: `data` is the file's bytes, `digest` their sha256, `proto` the same as a ModelProto.
+    """A prepared model as a ModelProto and a neutral graph.
 
-    With `folder`, large weights stay in side files there: `data` and `proto` only refer to them, and the digest covers
-    them too. `folded` is False when onnxruntime could not save the graph and it stands as the file had it.
+    With `folder`, large weights stay in side files there and `proto` only refers to them. `folded` is False when
+    onnxruntime could not save the graph and it stands as the file had it.
     """
 
-    data: bytes = field(repr=False)
-    digest: str
     graph: Graph = field(repr=False)
     proto: Any = field(repr=False)
     folder: Path | None = None
     folded: bool = True
 
+    @cached_property
+    def data(self) -> bytes:
+        """`proto` as bytes."""
+        return to_bytes(self.proto)
 
-def prepare(
-    file: Path,
-    input_shapes: Mapping[str, tuple[int, ...]],
-    inline_bytes: int = INLINE_BYTES,
-    *,
-    weights_digest: bool = True,
-) -> Prepared:
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of `data`, and of the side files that it refers to, which are read for it."""
+        aside = list(external_tensors(self.proto))
+        return digest_of(self.data, aside, self.folder or Path())
+
+
+def prepare(file: Path, input_shapes: Mapping[str, tuple[int, ...]], inline_bytes: int = INLINE_BYTES) -> Prepared:
     """The prepared form of an ONNX file; weights in side files are read up to `inline_bytes`, else referred to.
 
-    weights_digest: read large side files for the digest; without it the digest is good for nothing but a look.
     Raises EngineError (not a model, unknown operators, missing side files, shapes do not fit) or ConfigError.
     """
     model, aside, folded = _prepared_proto(file, input_shapes, inline_bytes)
-    data = to_bytes(model)
-    return Prepared(
-        data=data,
-        digest=digest_of(data, aside if weights_digest else (), file.parent)
-        if aside
-        else hashlib.sha256(data).hexdigest(),
-        graph=graph_of(model),
-        proto=model,
-        folder=file.parent if aside else None,
-        folded=folded,
-    )
+    return Prepared(graph=graph_of(model), proto=model, folder=file.parent if aside else None, folded=folded)
 
 
 def whole_file(prepared: Prepared) -> bytes:

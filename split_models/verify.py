@@ -16,8 +16,9 @@ from split_models.backend import Partitioner, backend_of
 from split_models.bundle import fixed_shapes, task_of
 from split_models.bundle_cut import run_through
 from split_models.bundle_files import read_bundle
+from split_models.candidates import candidates
 from split_models.codec import RAW
-from split_models.cuts import Cut, all_cuts
+from split_models.cuts import Cut
 from split_models.plan import ModelPlan
 from split_models.recipes import recipe
 from split_models.sanity import greatest_difference
@@ -51,7 +52,7 @@ def verify_cuts(
         with room.loaded("whole", backend.whole(prepared)) as whole:
             reference = tuple(whole.run(case.made.inputs))
         wanted = task.answer(reference, case)
-        for cut in all_cuts(prepared.graph):
+        for cut in candidates(prepared.graph):
             outputs = room.through(partitioner, cut, case.made.inputs)
             error = max(greatest_difference(a, b) for a, b in zip(outputs, reference, strict=True))
             checked.append(Checked(cut.id, RAW, error, task.error_ratio(task.answer(outputs, case), wanted)))

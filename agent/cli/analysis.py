@@ -10,10 +10,12 @@ from agent.cli.progress import ProgressBar
 from engines.model_files import sniff
 from protocol.errors import ConfigError
 from protocol.models import CatalogueEntry
-from split_models.analyse_onnx import Asked, analyse_onnx
+from split_models.analyse_file import Asked, analyse_file, ports_of
 from split_models.analysis import Analysis, Conditions
+from split_models.backend import backend_of
 from split_models.input_shapes import parse_shapes, read_sample, resolve
-from split_models.prepare_onnx import inputs_of
+
+CUTTABLE = ("onnx", "tflite")
 
 
 def fixed_shapes(file: Path, texts: Sequence[str], sample: Path | None) -> Mapping[str, tuple[int, ...]]:
@@ -24,9 +26,11 @@ def fixed_shapes(file: Path, texts: Sequence[str], sample: Path | None) -> Mappi
     asked = parse_shapes(texts)
     if not asked and sample is None:
         return {}
-    if sniff(file) != "onnx":
-        raise ConfigError("input shapes are for ONNX models", next_step="leave --input-shape out", field="input_shape")
-    ports = inputs_of(file)
+    kind = sniff(file)
+    if kind not in CUTTABLE:
+        raise ConfigError(f"{kind} models have no input shapes", next_step="leave it out", field="input_shape")
+    backend = backend_of(kind)
+    ports = ports_of(file, backend, backend.runtime())
     sampled = read_sample(sample, ports) if sample is not None else ()
     resolve(ports, asked, sampled)
     return {tensor.name: tensor.shape for tensor in sampled} | asked
@@ -34,7 +38,7 @@ def fixed_shapes(file: Path, texts: Sequence[str], sample: Path | None) -> Mappi
 
 def analysis_of(file: Path, entry: CatalogueEntry, options: argparse.Namespace) -> Analysis | None:
     """The analysis of a model that can be cut; None for formats that cannot."""
-    if entry.format != "onnx":
+    if entry.format not in CUTTABLE:
         return None
     asked = Asked(
         shapes=dict(entry.input_shapes) | parse_shapes(options.input_shape),
@@ -43,7 +47,7 @@ def analysis_of(file: Path, entry: CatalogueEntry, options: argparse.Namespace) 
         measure=not options.no_measure,
     )
     with ProgressBar(f"analyse {entry.name}", unit="steps") as bar:
-        return analyse_onnx(file, asked, name=entry.name, progress=bar.update)
+        return analyse_file(file, entry.format, asked, name=entry.name, progress=bar.update)
 
 
 def conditions_of(options: argparse.Namespace) -> Conditions:

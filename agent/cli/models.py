@@ -123,7 +123,7 @@ def _analyse(store: ModelStore, options: argparse.Namespace) -> int:
     analysis = analysis_of(store.path(entry.name), entry, options)
     if analysis is None:
         raise ConfigError(
-            f"{entry.name} is {entry.format}, which is not cut", next_step="only ONNX models are", field="name"
+            f"{entry.name} is {entry.format}, which is not cut", next_step="ONNX and TFLite models are", field="name"
         )
     if options.json:
         print(json.dumps(document(analysis)))

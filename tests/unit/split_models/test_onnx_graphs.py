@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from protocol.errors import EngineError
 from split_models.cuts import MAX_CROSSING, all_cuts, multi_tensor_cuts, single_tensor_cuts
-from split_models.external_data import SMALL_BYTES
 from split_models.min_cut import Costs, cut_of, min_cut
+from split_models.onnx_files import SHAPE_BYTES
 from split_models.partition_onnx import Partitioner
 from split_models.prepare_onnx import Prepared, prepare, whole_file
 from tests.unit.split_models.onnx_graphs import (
@@ -283,7 +283,7 @@ def side_file_model(folder: Path, most: int = 1 << 14) -> tuple[Path, np.ndarray
     return file, whole
 
 
-@pytest.mark.parametrize("inline_bytes", [1 << 30, SMALL_BYTES])
+@pytest.mark.parametrize("inline_bytes", [1 << 30, SHAPE_BYTES])
 def test_weights_in_a_side_file(inline_bytes: int, tmp_path: Path) -> None:
     """Read into the prepared file, or, when they are more than the bound, taken into each part by reference."""
     file, whole = side_file_model(tmp_path)
@@ -298,12 +298,12 @@ def test_weights_in_a_side_file(inline_bytes: int, tmp_path: Path) -> None:
 
 def test_other_weights_in_the_side_file_are_another_model(tmp_path: Path) -> None:
     file, _ = side_file_model(tmp_path)
-    first = prepare(file, {}, SMALL_BYTES).digest
-    assert prepare(file, {}, SMALL_BYTES).digest == first
+    first = prepare(file, {}, SHAPE_BYTES).digest
+    assert prepare(file, {}, SHAPE_BYTES).digest == first
     data = bytearray((tmp_path / "side.data").read_bytes())
     data[1000] ^= 1
     (tmp_path / "side.data").write_bytes(data)
-    assert prepare(file, {}, SMALL_BYTES).digest != first
+    assert prepare(file, {}, SHAPE_BYTES).digest != first
 
 
 @pytest.mark.parametrize("place", ["../side.data", "/etc/hostname", "sub/../../x"])
@@ -343,7 +343,7 @@ def test_over_two_gigabytes_of_weights_are_enumerated_without_reading_them(tmp_p
     nodes = [node("MatMul", ["x", "w1"], ["a"]), node("Relu", ["a"], ["b"]), node("MatMul", ["b", "w2"], ["y"])]
     outputs = [value("y", [1, count // 1024])]
     file = save(tmp_path / "big.onnx", nodes, [value("x", [1, 64])], outputs, [small, large])
-    prepared = prepare(file, {}, weights_digest=False)
+    prepared = prepare(file, {})
     assert len(prepared.data) < 4_000
     cuts = single_tensor_cuts(prepared.graph)
     assert [cut.crossing[0].name for cut in cuts] == ["a", "b"]

@@ -1,28 +1,27 @@
-"""From an ONNX file of anybody's to its analysis: shapes, preparation, cuts, and measurements at a few of them."""
+"""From a model file of anybody's to its analysis: shapes, preparation, cuts, and measurements at a few of them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve, field, frozen
 
-from engines.onnx import OnnxRuntime
 from engines.port import TensorRuntime
 from protocol.clock import Clock
 from protocol.errors import EngineError
+from protocol.tensors import Tensor, TensorSpec
 from split_models.analysis import Analysis, Conditions, analyse, refused, without
+from split_models.backend import Backend, backend_of
 from split_models.cuts import Cut
-from split_models.input_shapes import read_sample, resolve
+from split_models.input_shapes import InputPort, read_sample, resolve
 from split_models.measure import MeasureRun, time_model
 from split_models.measured_cuts import Bench, Steps, no_steps, with_measurements
 from split_models.onnx_files import MAX_MODEL_BYTES
-from split_models.partition_onnx import Partitioner
-from split_models.prepare_onnx import Prepared, inputs_of, prepare, whole_file
-from split_models.sampled import sampled_inputs
-
-FORMAT = "onnx"
+from split_models.prepare_onnx import inputs_of
+from split_models.task import SampledTask
 
 
 @frozen
@@ -37,8 +36,9 @@ class Asked:
     threads: int = 0
 
 
-def analyse_onnx(
+def analyse_file(
     file: Path,
+    kind: str = "onnx",
     asked: Asked | None = None,
     *,
     name: str | None = None,
@@ -49,46 +49,65 @@ def analyse_onnx(
 ) -> Analysis:
     """Load, fix shapes, fold, enumerate, rank; with `asked.measure` also run the whole model and a few cuts.
 
-    A file that cannot be cut gives an analysis that says why. Raises ConfigError for shapes or samples that do not fit.
+    kind: "onnx" or "tflite". A file that cannot be cut gives an analysis that says why. Raises ConfigError for shapes
+    or samples that do not fit, and for other kinds.
     """
     asked = asked or Asked()
     name = name or file.stem
+    backend = backend_of(kind)
+    runtime = runtime or backend.runtime()
     notes: tuple[str, ...] = ()
     try:
-        ports = inputs_of(file)
+        ports = ports_of(file, backend, runtime)
         sample = read_sample(asked.sample, ports) if asked.sample is not None else ()
         resolved = resolve(ports, asked.shapes, sample)
         notes = resolved.notes
-        prepared = prepare(file, resolved.shapes, weights_digest=False)
+        prepared = backend.prepare(file, resolved.shapes)
     except EngineError as err:
-        return refused(name, FORMAT, asked.conditions, str(err), notes)
-    first = analyse(name, FORMAT, prepared.graph, asked.conditions, notes=[*notes, *_said(prepared)])
+        guessed = "; shapes were guessed, so give those that the model takes" if notes else ""
+        return refused(name, kind, asked.conditions, f"{err}{guessed}", notes)
+    first = analyse(name, kind, prepared.graph, asked.conditions, notes=[*notes, *_said(prepared)])
     first = without(first, _too_large(prepared, [figures.cut for figures in first.cuts]))
     if not asked.measure:
         return first
-    inputs = sample if len(sample) == len(ports) else sampled_inputs(prepared.graph.inputs)
-    bench = Bench(runtime or OnnxRuntime(), measure, inputs, asked.threads, ".onnx")
+    inputs = sample if len(sample) == len(ports) else _sampled(prepared, backend)
+    bench = Bench(runtime, measure, inputs, asked.threads, f".{kind}")
     ends_s = clock() + asked.seconds
     try:
-        whole = whole_file(prepared)
+        whole = backend.whole(prepared)
     except EngineError as err:
         return evolve(first, notes=(*first.notes, f"nothing was measured: {err.message}"))
-    return with_measurements(
-        first, prepared.graph, whole, Partitioner(prepared), bench, lambda: clock() < ends_s, progress
-    )
+    splitter = backend.partitioner(prepared)
+    return with_measurements(first, prepared.graph, whole, splitter, bench, lambda: clock() < ends_s, progress)
 
 
-def _said(prepared: Prepared) -> Sequence[str]:
-    if not prepared.folded:
+def ports_of(file: Path, backend: Backend, runtime: TensorRuntime) -> Sequence[InputPort]:
+    """The inputs of a model file. Raises EngineError when it is none, or takes what is no tensor of numbers."""
+    if backend.format == "onnx":
+        return inputs_of(file)
+    model = runtime.load(file, 1)
+    try:
+        return tuple(InputPort(spec.name, spec.datatype, spec.shape) for spec in model.inputs)
+    finally:
+        model.close()
+
+
+def _sampled(prepared: Any, backend: Backend) -> Sequence[Tensor]:
+    specs = [TensorSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in prepared.graph.inputs]
+    return SampledTask(specs, backend.index_bounds(prepared)).cases(())[0].made.inputs
+
+
+def _said(prepared: Any) -> Sequence[str]:
+    if not getattr(prepared, "folded", True):
         return ("onnxruntime could not save the graph with its bodies, so nothing was folded",)
-    if prepared.folder is not None:
+    if getattr(prepared, "folder", None) is not None:
         return ("the large weights stayed in their side file; nothing that needs their values was folded",)
     return ()
 
 
-def _too_large(prepared: Prepared, cuts: Sequence[Cut]) -> Mapping[str, str]:
+def _too_large(prepared: Any, cuts: Sequence[Cut]) -> Mapping[str, str]:
     """Cuts of which a side holds more weights than one file may; only models with side files can be that large."""
-    if prepared.folder is None:
+    if getattr(prepared, "folder", None) is None:
         return {}
     sizes = [node.weight_bytes for node in prepared.graph.nodes]
     found = {}

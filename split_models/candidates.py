@@ -1,0 +1,65 @@
+"""Pure: the cuts that a bundle considers: those between two nodes in order, and those that only a minimum cut finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from split_models.analysis import seconds_of_nodes
+from split_models.codec import INT8, wire_bytes
+from split_models.cuts import MAX_CROSSING, Cut, all_cuts
+from split_models.graph import Graph, GraphTensor
+from split_models.min_cut import Costs, cut_of, min_cut
+
+BYTES_PER_SECOND_OF_WORK = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8)
+"""Bytes that the link moves while the device would run the whole model, from a faint link to a wire."""
+
+SERVER_SPEED_RATIOS = (2.0, 16.0)
+MAX_NODES = 5_000
+"""Larger graphs keep to the cuts in order: each minimum cut would take seconds."""
+
+
+def candidates(graph: Graph) -> Sequence[Cut]:
+    """All cuts of `all_cuts`, and minimum cuts over a grid of links and servers that are none of them, as d000, d001...
+
+    In order of their last node. Takes up to a second per thousand nodes; no request ever waits for it.
+    """
+    ordered = all_cuts(graph)
+    if not 2 < len(graph.nodes) <= MAX_NODES:
+        return ordered
+    known = {frozenset(tensor.name for tensor in cut.crossing) for cut in ordered}
+    found: dict[frozenset[str], Cut] = {}
+    for costs in grid(graph):
+        cut = cut_of(graph, min_cut(graph, costs).head, "")
+        names = frozenset(tensor.name for tensor in cut.crossing) if cut is not None else frozenset()
+        if cut is not None and names not in known and len(names) <= MAX_CROSSING and _splits(graph, names):
+            found[names] = cut
+    extra = sorted(found.values(), key=lambda cut: (cut.after, [tensor.name for tensor in cut.crossing]))
+    named = [evolve(cut, id=f"d{place:03d}") for place, cut in enumerate(extra)]
+    return sorted([*ordered, *named], key=lambda cut: (cut.after, cut.id))
+
+
+def grid(graph: Graph) -> Sequence[Costs]:
+    """Costs of the graph for every link and server of the grid, with guessed seconds of its nodes."""
+    device_s = seconds_of_nodes(graph)
+    whole_s = sum(device_s) or 1.0
+    sizes = {name: _sent_bytes(tensor) for name, tensor in graph.tensors.items()}
+    return [
+        Costs(
+            device_s=device_s,
+            server_s=[seconds / ratio for seconds in device_s],
+            tensor_s={name: size_bytes * whole_s / rate for name, size_bytes in sizes.items()},
+        )
+        for rate in BYTES_PER_SECOND_OF_WORK
+        for ratio in SERVER_SPEED_RATIOS
+    ]
+
+
+def _sent_bytes(tensor: GraphTensor) -> int:
+    return wire_bytes(INT8, [(tensor.name, tensor.datatype, tensor.shape)])
+
+
+def _splits(graph: Graph, names: frozenset[str]) -> bool:
+    """Whether something computed that is no output crosses."""
+    return bool(names - {tensor.name for tensor in (*graph.inputs, *graph.outputs)})
