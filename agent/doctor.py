@@ -18,6 +18,7 @@ from typing import Literal
 from attrs import frozen
 
 from agent.config import AgentConfig
+from links.webrtc_settings import installed, missing
 from protocol.clock import WallClock, wall_now
 from protocol.errors import MidstreamError
 
@@ -76,7 +77,15 @@ def standard_checks(config: AgentConfig) -> list[tuple[str, Checker]]:
         ("port", lambda: check_port(config.host, config.port)),
         ("engines", check_engines),
         ("models", lambda: check_models(config)),
+        ("webrtc", lambda: check_webrtc(config.webrtc, bool(config.webrtc_servers), installed())),
     ]
+
+
+def check_webrtc(mode: str, servers: bool, here: bool) -> Iterable[Finding]:
+    """Whether what the settings ask for can be done; silent where nothing is asked."""
+    if mode != "off" and (mode == "always" or servers) and not here:
+        error = missing()
+        yield Finding("webrtc", "warning", error.message, error.next_step)
 
 
 def check_packages(owners: dict[str, list[str]] | object) -> Iterable[Finding]:

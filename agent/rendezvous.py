@@ -23,19 +23,24 @@ from protocol.signalling import LIFE_S, Signal, Signed
 
 log = logging.getLogger("midstream.agent.rendezvous")
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 120.0
-GOOD_AFTER_S = 30.0
-GRACE_S = 1.0
-"""The direct way is given this head start: searching for it usually succeeds."""
-
-LINGER_S = 60.0
-"""A connection that the direct way has made needless is kept so long, in case that way does not last."""
-
-LOOK_S = 5.0
-
 Mode = Literal["auto", "always", "off"]
 State = Literal["off", "idle", "offering", "up"]
+
+
+@frozen
+class Waits:
+    """first_s, longest_s: between attempts, growing. good_after_s: a connection that lived so long begins them anew.
+
+    grace_s: head start of the direct way, for searching it usually succeeds. linger_s: how long a connection is kept
+    that the direct way has made needless, in case that way does not last. look_s: between looks at both.
+    """
+
+    first_s: float = 1.0
+    longest_s: float = 120.0
+    good_after_s: float = 30.0
+    grace_s: float = 1.0
+    linger_s: float = 60.0
+    look_s: float = 5.0
 
 
 class Negotiation(Protocol):
@@ -50,6 +55,10 @@ class Negotiation(Protocol):
 
 class PeerLink(Protocol):
     """The link that was made over a channel."""
+
+    def idle_s(self) -> float:
+        """Seconds since it carried anything."""
+        ...
 
     async def closed(self) -> str: ...
     async def close(self) -> None: ...
@@ -81,8 +90,9 @@ class RendezvousPorts:
 class Rendezvous:
     """`run` ends only by cancellation; `on_answer` takes what arrives on signal/answer."""
 
-    def __init__(self, mode: Mode, device_id: str, ports: RendezvousPorts) -> None:
+    def __init__(self, mode: Mode, device_id: str, ports: RendezvousPorts, waits: Waits = Waits()) -> None:
         self._mode = mode
+        self._waits = waits
         self._device_id = device_id
         self._ports = ports
         self._wake = asyncio.Event()
@@ -134,10 +144,10 @@ class Rendezvous:
         while True:
             while not self._wanted():
                 self._ports.health.clear("webrtc")
-                await self._woken(LOOK_S)
+                await self._woken(self._waits.look_s)
             if self._mode == "always":
                 return
-            await asyncio.sleep(GRACE_S)
+            await asyncio.sleep(self._waits.grace_s)
             if self._wanted():
                 return
 
@@ -165,19 +175,19 @@ class Rendezvous:
             self.state = "idle"
             await self._ports.unused()
             await link.close()
-        if self._ports.clock() - began_s >= GOOD_AFTER_S:
+        if self._ports.clock() - began_s >= self._waits.good_after_s:
             self._tries = 0
 
     async def _while_useful(self, link: PeerLink) -> None:
         """Returns in order when the direct way has been there for long; raises LinkError when the link ended."""
         ended = asyncio.ensure_future(link.closed())
         broken = asyncio.ensure_future(self._broken.wait())
-        needless_s = 0.0
+        needless_s, look_s = 0.0, self._waits.look_s
         try:
             while not (ended.done() or broken.done()):
-                await asyncio.wait([ended, broken], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-                needless_s = 0.0 if self._mode == "always" or self._ports.needed() else needless_s + LOOK_S
-                if needless_s >= LINGER_S:
+                await asyncio.wait([ended, broken], timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
+                needless_s = 0.0 if self._mode == "always" or self._ports.needed() else needless_s + look_s
+                if needless_s >= self._waits.linger_s and link.idle_s() >= look_s:
                     log.info("the direct way is there: WebRTC is closed")
                     return
             why = self.trouble if broken.done() else ended.result()
@@ -223,16 +233,17 @@ class Rendezvous:
         self.state, self.trouble = "idle", error.message
         log.info("no WebRTC: %s", error)
         self._ports.health.warn("webrtc", error.message, error.next_step)
-        span_s: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**self._tries)
+        waits = self._waits
+        span_s: float = min(waits.longest_s, waits.first_s * 2.0**self._tries)
         self._tries = min(self._tries + 1, 10)
         if isinstance(error, ConfigError | NotAllowed):
-            span_s = LONGEST_PAUSE_S
-        asked_s = error.retry_after_s if isinstance(error, Full) else 0.0
+            span_s = waits.longest_s
+        asked_s = min(error.retry_after_s, waits.longest_s) if isinstance(error, Full) else 0.0
         await asyncio.sleep(max(asked_s, random.uniform(0.5, 1.0) * span_s))
 
 
 def _refusal(answer: Signal) -> MidstreamError:
     message = f"the coordinator refuses WebRTC: {answer.reason[:200]}"
     if answer.retry_after_s > 0:
-        return Full(message, retry_after_s=min(answer.retry_after_s, LONGEST_PAUSE_S))
+        return Full(message, retry_after_s=answer.retry_after_s)
     return LinkError(message)

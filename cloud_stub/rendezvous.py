@@ -22,10 +22,21 @@ from protocol.topics import parse
 
 log = logging.getLogger("midstream.coordinator.rendezvous")
 
-MAX_NEGOTIATIONS = 32
-MAX_VISITS = 256
-MAX_IDS = 1024
-RETRY_AFTER_S = 30.0
+
+REPLACE_PAUSE_S = 0.2
+"""Before an offer that replaces another is answered: offering without end costs us a timer, not a negotiation."""
+
+
+@frozen
+class RendezvousLimits:
+    """negotiations: at once. visits: devices served at once. ids: of offers seen before. retry_after_s: asked of a
+    device that finds no room.
+    """
+
+    negotiations: int = 32
+    visits: int = 256
+    ids: int = 1024
+    retry_after_s: float = 30.0
 
 
 class Negotiation(Protocol):
@@ -68,8 +79,9 @@ class RendezvousPorts:
 class Rendezvous:
     """`on_offer` takes what arrives on signal/offer; `stop` ends everything."""
 
-    def __init__(self, ports: RendezvousPorts) -> None:
+    def __init__(self, ports: RendezvousPorts, limits: RendezvousLimits = RendezvousLimits()) -> None:
         self._ports = ports
+        self._limits = limits
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._making: dict[str, asyncio.Task[None]] = {}
         self._visits: dict[str, Visit] = {}
@@ -99,7 +111,9 @@ class Rendezvous:
         before = self._making.get(device_id)
         if before is not None:
             before.cancel()  # it has made another: nobody waits for the old one
-        task = asyncio.get_running_loop().create_task(self._negotiate(device_id, signed), name=f"webrtc {device_id}")
+        pause_s = REPLACE_PAUSE_S if before is not None else 0.0
+        work = self._negotiate(device_id, signed, pause_s)
+        task = asyncio.get_running_loop().create_task(work, name=f"webrtc {device_id}")
         self._making[device_id] = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -128,14 +142,15 @@ class Rendezvous:
         if offer_id in self._seen:
             return False
         self._seen[offer_id] = None
-        while len(self._seen) > MAX_IDS:
+        while len(self._seen) > self._limits.ids:
             self._seen.popitem(last=False)
         return True
 
-    async def _negotiate(self, device_id: str, signed: Signed) -> None:
+    async def _negotiate(self, device_id: str, signed: Signed, pause_s: float) -> None:
         negotiation: Negotiation | None = None
         channel: MessageChannel | None = None
         try:
+            await asyncio.sleep(pause_s)
             self._admit(device_id, signed)
             negotiation = await self._ports.answer(signed.signal.sdp)
             await self._say(device_id, signed.signal.id, "answer", sdp=negotiation.sdp)
@@ -172,9 +187,9 @@ class Rendezvous:
     def _admit(self, device_id: str, signed: Signed) -> None:
         if not self._ports.may_enter(device_id, signed.certificate_der):
             raise NotAllowed("this device is no member of the fleet", next_step="join again")
-        crowded = len(self._making) > MAX_NEGOTIATIONS
-        if crowded or (len(self._visits) >= MAX_VISITS and device_id not in self._visits):
-            raise Full("too many devices at once", retry_after_s=RETRY_AFTER_S)
+        crowded = len(self._making) > self._limits.negotiations
+        if crowded or (len(self._visits) >= self._limits.visits and device_id not in self._visits):
+            raise Full("too many devices at once", retry_after_s=self._limits.retry_after_s)
 
     async def _refuse(self, device_id: str, offer_id: str, err: MidstreamError) -> None:
         retry_after_s = err.retry_after_s if isinstance(err, Full) else 0.0

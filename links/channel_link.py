@@ -117,6 +117,10 @@ class ChannelLink:
                     raise
             return ChannelFrames(stream, self._name)
 
+    def idle_s(self) -> float:
+        """Seconds since an exchange or frame stream carried anything."""
+        return self._session.idle_s()
+
     async def closed(self) -> str:
         """Returns when the session has ended, with the reason."""
         return await self._session.closed()

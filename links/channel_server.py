@@ -148,21 +148,21 @@ class ChannelServer:
         try:
             stream.answer(Head(answer.status, headers))
             if isinstance(answer.body, bytes):
-                await self._write(stream, answer.body)
+                await self._write(stream, answer.body, last=True)
             else:
                 async for chunk in answer.body:
                     await self._write(stream, chunk)
-            stream.end()
+                stream.end()
         finally:
             close = getattr(answer.body, "aclose", None)
             if close is not None:
                 await close()
 
-    async def _write(self, stream: Stream, data: bytes) -> None:
+    async def _write(self, stream: Stream, data: bytes, *, last: bool = False) -> None:
         try:
             async with asyncio.timeout(self._limits.write_s + len(data) / LEAST_BYTES_PER_S):
-                if data:
-                    await stream.send(data)
+                if data or last:
+                    await stream.send(data, last=last)
         except TimeoutError as err:
             raise LinkClosed(f"{self._peer.name} does not read its answer") from err
 

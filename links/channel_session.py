@@ -249,7 +249,7 @@ class Session:
         self._streams: dict[int, Stream] = {}
         self._highest = 0
         self._turn = asyncio.Lock()
-        self._heard_s = clock()
+        self._heard_s = self._used_s = clock()
         self._pings = 0
         self._pinged_s: float | None = None
         self._round_trip_s = FIRST_ROUND_TRIP_S
@@ -265,6 +265,10 @@ class Session:
         """Why it ended; empty while it lives."""
         channel.listen(self._on_message, self._end)
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name=f"channel to {peer}")
+
+    def idle_s(self) -> float:
+        """Seconds since a stream carried anything."""
+        return self._clock() - self._used_s
 
     async def open(self, opening: Open) -> Stream:
         """Begin a stream, when one more may be open. Raises LinkClosed, ProtocolError for headers that are too long."""
@@ -364,6 +368,7 @@ class Session:
     def _take_for_stream(self, number: int, message: Message) -> None:
         stream = self._streams.get(number)
         if stream is not None:
+            self._used_s = self._heard_s
             stream.take(message)
         elif number > self._highest:
             raise ProtocolError(f"stream {number} was never opened", field="stream")
@@ -386,6 +391,7 @@ class Session:
         SCTP finds a loss at the end of what was sent by its timer alone, after a second at the least; messages that
         follow let it find the gap after three of them (RFC 9260, section 7.2.4; as RFC 8985's tail loss probe does).
         """
+        self._used_s = self._clock()
         self._proven, self._sent_since, self._probes = False, True, 0
         if self._probe is None and not self.why:
             self._probe = asyncio.get_running_loop().call_later(self._probe_pause_s(), self._prove)

@@ -16,6 +16,7 @@ from agent.enrolment import join
 from agent.identity import IdentityStore
 from cloud_stub.admin_client import AdminClient
 from engines.remote_oip import RemoteEndpoint
+from links.shaped import ShaperProxy
 from protocol.events import TensorDone, TransferSample
 from protocol.oip import bytes_tensor
 from protocol.trust import decode_join
@@ -100,3 +101,42 @@ async def test_tensors_and_text_are_answered_over_it(tmp_path: Path, model_file:
         wires = [event for event in agent.console.events.events if isinstance(event, TransferSample)]
         assert {event.link for event in wires} == {"webrtc"}
         assert max(event.size_bytes for event in wires) >= min(len(picture), 10_000)
+
+
+async def test_of_two_ways_the_faster_measured_one_is_used(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
+    """The direct way is slow at first, so tensors take the other; when it is fast again they come back."""
+    near = {"models_dir": str(shelf(tmp_path / "near", (CLS,), model_file)), "slowdown": 60.0}
+    picture = model_file("sample-page").read_bytes()
+    far = {"webrtc_addresses": ("127.0.0.1",), "models_dir": shelf(tmp_path / "far", (CLS,), model_file)}
+    async with running(tmp_path, **far) as coordinator, contextlib.AsyncExitStack() as stack:
+        proxy = ShaperProxy("127.0.0.1", coordinator.house.port, up_bytes_per_s=100_000, delay_s=0.05)
+        await proxy.start()
+        stack.push_async_callback(proxy.close)
+        config = config_for(
+            tmp_path / "device", join_token=coordinator.house.join_string(), webrtc="always",
+            webrtc_addresses="127.0.0.1", data_proxy=f"127.0.0.1:{proxy.port}", **near,
+        )  # fmt: skip
+        policy = b"[split]\nexplore_one_in = 3\nperiod_s = 0.05\nperiods = 1\n"
+        await AdminClient(coordinator.house.config.state_dir).ask("POST", "/policy", policy, {"form": "toml"})
+        async with RunningHouse(config) as agent:
+            await agent.until(lambda: agent.house.webrtc.link.available and agent.house.cloud.available)
+            await agent.until(lambda: agent.house.holder.current().split.periods == 1)
+            endpoint = RemoteEndpoint(agent.link)
+
+            async def until_arm(ending: str) -> None:
+                async with asyncio.timeout(100):
+                    arm = ""
+                    while not (arm.startswith(("cloud", "cut")) and arm.endswith(ending)):
+                        await endpoint.infer(CLS, [bytes_tensor("image", [picture])], 30)
+                        arm = [e.arm for e in agent.console.events.events if isinstance(e, TensorDone)][-1]
+                        await asyncio.sleep(0.05)
+
+            await until_arm("@webrtc")
+            last = agent.house.tensors._way.runners[CLS].last
+            assert last is not None and {str(entry.arm) for entry in last.ranking} >= {"cloud", "cloud@webrtc"}
+            proxy.set_rate(float("inf"))
+            proxy.set_delay(0.0)
+            await until_arm("cloud")
+            links = (await agent.status())["links"]
+            assert {name: way["state"] for name, way in links.items()} == {"cloud": "up", "webrtc": "up"}
+            assert min(way["samples"] for way in links.values()) > 0

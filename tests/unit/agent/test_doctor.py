@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.config import load
-from agent.doctor import check_models
+from agent.doctor import check_models, check_webrtc
 
 
 def test_without_named_models_the_pulled_ones_count(tmp_path: Path) -> None:
@@ -35,3 +35,11 @@ def test_a_pulled_text_model_that_nothing_names_is_a_warning_with_the_setting(tm
     assert "--text-model smollm2-135m" in finding.next_step
     named = load(flags | {"text_model": "smollm2-135m"}, environ={"HOME": str(tmp_path)})
     assert [finding.level for finding in check_models(named)] == ["ok"]
+
+
+def test_webrtc_that_is_asked_for_needs_its_extra() -> None:
+    (finding,) = check_webrtc("always", False, False)
+    assert (finding.level, "midstream[webrtc]" in finding.next_step) == ("warning", True)
+    assert len(list(check_webrtc("auto", True, False))) == 1
+    silent = [("auto", False, False), ("off", True, False), ("always", True, True)]
+    assert [list(check_webrtc(*case)) for case in silent] == [[], [], []]
