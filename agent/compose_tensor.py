@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
 from agent.health import Health
@@ -26,10 +28,12 @@ from netprobe.view import LinkView
 from profiles.benchmark import Probe
 from profiles.facts import model_budget_bytes, usable_cores
 from profiles.rates import Slowdowns
+from profiles.strategy import UNCLASSED, Strategy
 from protocol.clock import Clock
 from protocol.device import Measured
 from protocol.events import Emit, TransferSample
-from protocol.policy import Policy
+from protocol.models import BundleManifest
+from protocol.policy import Policy, SplitPolicy
 from split_models.device_way import DeviceWay
 from split_models.settings import Remote, SplitPorts, SplitSettings, views_of
 
@@ -74,6 +78,7 @@ class TensorSide:
         slowdowns: Slowdowns | None = None,
         look: Callable[[], None] = lambda: None,
         second: CloudLink | None = None,
+        strategy: Callable[[], Strategy] = lambda: UNCLASSED,
     ) -> None:
         self._look_at_network = look
         self._config = config
@@ -85,18 +90,14 @@ class TensorSide:
         self._far = {link.name: (link, Remote(RemoteEndpoint(link), link)) for link in ways}
         self.sink = collecting(self._sample)
         cores = usable_cores()
-        self.threads = config.tensor_threads or max(1, cores - 1)
-        self._executor = BoundedExecutor(
-            "tensor",
-            max(1, cores // self.threads),
-            policy().engines.wait_target_s,
-            clock,
-            emit,
-            threads_per_run=self.threads,
-        )
+        begin = strategy()
+        self.threads = config.tensor_threads or min(begin.threads, cores) or max(1, cores - 1)
+        at_once, wait_s = max(1, cores // self.threads), policy().engines.wait_target_s
+        self._executor = BoundedExecutor("tensor", at_once, wait_s, clock, emit, threads_per_run=self.threads)
         self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
         self._runtimes = _runtimes(config.slowdown)
-        pool = ModelPool(model_budget_bytes(LEAST_BUDGET_BYTES))
+        budget_bytes = model_budget_bytes(LEAST_BUDGET_BYTES)
+        pool = ModelPool(min(budget_bytes, begin.max_models_bytes or budget_bytes))
         self._local = LocalEndpoint(
             self._store, pool, self._executor, self._runtimes, threads=self.threads, clock=clock
         )
@@ -106,10 +107,11 @@ class TensorSide:
                 local=self._local,
                 store=self._store,
                 compute=self._pictures,
-                policy=lambda: policy().split,
+                policy=lambda: bounded(policy().split, strategy()),
                 links=self._views,
                 remotes=self._remotes,
                 slowdowns=slowdowns or Slowdowns(),
+                strategy=strategy,
                 emit=emit,
                 clock=clock,
             ),
@@ -173,6 +175,12 @@ class TensorSide:
         """Give the benchmark's results to the cost tables."""
         self._way.learn(measured)
 
+    def flops_per_s(self, measured: Sequence[Measured]) -> tuple[float, ...]:
+        """How fast this device computes each model whose operations are known, with the usual threads."""
+        manifests = [runner.plan.manifest for runner in self._way.runners.values()]
+        found = [(manifest.flops, _whole_s(manifest, measured)) for manifest in manifests if manifest.flops > 0]
+        return tuple(flops / seconds for flops, seconds in found if seconds > 0)
+
     def set_wait_target(self, seconds: float) -> None:
         """Model runs may wait this long from now on."""
         self._executor.set_wait_target(seconds)
@@ -226,6 +234,18 @@ class TensorSide:
         await self._local.close()
         await asyncio.to_thread(self._executor.close)
         await asyncio.to_thread(self._pictures.close)
+
+
+def bounded(policy: SplitPolicy, strategy: Strategy) -> SplitPolicy:
+    """The policy within what this class of device allows."""
+    if policy.hedge_ratio <= strategy.hedge_ratio:
+        return policy
+    return evolve(policy, hedge_ratio=strategy.hedge_ratio)
+
+
+def _whole_s(manifest: BundleManifest, measured: Sequence[Measured]) -> float:
+    digests = (manifest.digest, manifest.source_sha256)
+    return next((m.median_s for m in measured if m.what == "whole" and m.digest in digests), 0.0)
 
 
 def _runtimes(slowdown: float) -> dict[str, TensorRuntime]:

@@ -8,6 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from agent.apply import Queueing, set_log_level, set_wait_target
@@ -19,6 +20,7 @@ from agent.compose_text import TextSide, text_mount
 from agent.compose_webrtc import WebRtcSide
 from agent.config import AgentConfig
 from agent.console import Voice
+from agent.device_class import DeviceClassing
 from agent.emitting import Fanout
 from agent.health import Health
 from agent.http import house_routes, serve_house
@@ -83,6 +85,7 @@ class House:
         self.probe = LinkProbe(self.clock)
         self.links = LinkMemory(config.state_dir / "links.json", self.probe, self.clock, wall_now)
         self.slowdowns = Slowdowns()
+        self.classing = DeviceClassing(lambda: self.tensors.digests(), slowed=config.slowdown > 1.0)
         self.cloud = CloudLink(self._on_trouble)
         self.webrtc = WebRtcSide(
             config, self.cloud, self.health, self.emit, lambda sample: self.tensors.sink(sample), self.links.lead,
@@ -91,16 +94,9 @@ class House:
         self.far = EitherLink((self.cloud, self.webrtc.link))
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
         self.tensors = TensorSide(
-            config,
-            self.cloud,
-            self.probe,
-            self.holder.current,
-            self.emit,
-            self.health,
-            slowdowns=self.slowdowns,
-            look=self.links.look,
-            second=self.webrtc.link,
-        )
+            config, self.cloud, self.probe, self.holder.current, self.emit, self.health, slowdowns=self.slowdowns,
+            look=self.links.look, second=self.webrtc.link, strategy=self.classing.strategy,
+        )  # fmt: skip
         self.texts = TextSide(
             config, store, self.far, self.health, self.holder.current, self.emit, self._kept, self.slowdowns
         )
@@ -147,7 +143,7 @@ class House:
             cloud_available=self.far.available,
             warnings=self.health.warnings,
             now_s=now_s,
-            extra={**self.tensors.status(), "links": self._links_now()},
+            extra={**self.tensors.status(), "links": self._links_now(), "device_class": self.classing.status()},
         )
         return document(facts)
 
@@ -219,6 +215,7 @@ class House:
     async def _measure(self) -> None:
         """Facts, then measurements; again whenever other models came."""
         await self.profiler.collect()
+        self.classing.know(self.profiler.facts)
         await self._register()
         if not self.config.benchmark:
             return
@@ -234,7 +231,7 @@ class House:
         )
         while True:
             measured_for = self._digests()
-            await self.profiler.measure(benchmark, self._profile_changed)
+            await self.profiler.measure(benchmark, partial(self._profile_changed, measured_for))
             while self._digests() == measured_for:
                 await asyncio.sleep(MODELS_LOOK_S)
             self.life.step("profiled", "stale")
@@ -255,9 +252,10 @@ class House:
         held = read_durable(self._benchmark_path, decode_benchmark)
         return held.measured if held is not None else ()
 
-    def _profile_changed(self) -> None:
+    def _profile_changed(self, measured_for: frozenset[str]) -> None:
         profile = self.profiler.current()
         self.tensors.learn(profile.measured)
+        self.classing.measured(self.tensors.flops_per_s(profile.measured), measured_for)
         self.texts.learn(profile.measured)
         self.console.say("profiled", f"profiled: {len(profile.measured)} measurements", key=profile.key)
         self._later(self._register())

@@ -26,7 +26,8 @@ _HWCAP2_ARM64 = {1: "sve2", 13: "i8mm", 14: "bf16"}
 _ARM_PARTS = {
     "0xb76": "ARM1176", "0xc07": "Cortex-A7", "0xd03": "Cortex-A53", "0xd04": "Cortex-A35", "0xd05": "Cortex-A55",
     "0xd07": "Cortex-A57", "0xd08": "Cortex-A72", "0xd0a": "Cortex-A75", "0xd0b": "Cortex-A76", "0xd41": "Cortex-A78",
-    "0xd42": "Cortex-A78AE",
+    "0xd42": "Cortex-A78AE", "0xd46": "Cortex-A510", "0xd47": "Cortex-A710", "0xd4d": "Cortex-A715",
+    "0xd4e": "Cortex-X3", "0x804": "Kryo-4xx-Gold", "0x805": "Kryo-4xx-Silver",
 }  # fmt: skip
 
 

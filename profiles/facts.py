@@ -70,6 +70,14 @@ def collect(root: Path = Path("/")) -> Facts:
     return evolve(facts, accelerators=(*facts.accelerators, *onnxruntime_builds()))
 
 
+def named(root: Path = Path("/")) -> Facts:
+    """The names alone, from small files: enough to know a board before anything else is collected."""
+    from profiles.linux import names
+    from profiles.live import machine
+
+    return names(root, machine() if root == Path("/") else None)
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """CPUs that this process can keep busy, at least 1; affinity and cgroup quota applied.
 

@@ -84,6 +84,17 @@ def collect_linux(root: Path, host: HostNumbers = HostNumbers()) -> Facts:
     )
 
 
+def names(root: Path, arch: str | None = None) -> Facts:
+    """Board, chip, CPU and architecture; nothing else is looked for."""
+    cpuinfo = read_text(root / "proc/cpuinfo") or ""
+    return Facts(
+        model=device_tree_model(root) or _dmi(root),
+        soc=soc_name(root, cpuinfo),
+        cpu=_field(cpuinfo, "model name") or _field(cpuinfo, "Processor"),
+        arch=arch,
+    )
+
+
 def device_tree_model(root: Path) -> str | None:
     """The board's name; the file ends with a NUL byte."""
     return read_text(root / "proc/device-tree/model") or read_text(root / "sys/firmware/devicetree/base/model") or None

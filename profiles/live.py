@@ -24,10 +24,15 @@ _ORT_BUILDS = {
 }  # fmt: skip
 
 
+def machine() -> str | None:
+    """The architecture in the system's words."""
+    return platform.machine() or None
+
+
 def host_numbers() -> HostNumbers:
     """Numbers of the running process."""
     return HostNumbers(
-        arch=platform.machine() or None,
+        arch=machine(),
         page_bytes=_page_bytes(),
         hwcap=_auxiliary(_AT_HWCAP),
         hwcap2=_auxiliary(_AT_HWCAP2),

@@ -5,7 +5,7 @@ Live requests and the replay of a trace drive the same decider; views, costs and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import define, field, frozen
 
@@ -45,6 +45,7 @@ class _Seat:
     period_began_s: float
     held: Held = field(factory=Held)
     finished: bool = False
+    starting: bool = True
 
 
 @define
@@ -61,9 +62,13 @@ class _LinkState:
 
 
 class Decider:
-    """State of one model's decisions. Not thread-safe; `now_s` is monotonic and never goes back."""
+    """State of one model's decisions. Not thread-safe; `now_s` is monotonic and never goes back.
 
-    def __init__(self, now_s: float) -> None:
+    start: kinds of arms that are taken at once if they are best when a link is first known; others wait their periods.
+    """
+
+    def __init__(self, now_s: float, start: Callable[[], Collection[str]] = tuple) -> None:
+        self._start = start
         self._seats = {True: _Seat(now_s), False: _Seat(now_s)}
         self._links: dict[str, _LinkState] = {}
         self._budget = HedgeBudget()
@@ -181,6 +186,11 @@ class Decider:
 
     def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, now_s: float) -> Arm | None:
         """Once per sampling period; an arm that may not be used is left at once. The arm before, when it changed."""
+        if seat.starting and any(entry.arm.link and not entry.excluded for entry in proposal.ranking):
+            seat.starting = False
+            if proposal.arm.link is not None and proposal.arm.kind in self._start():
+                before, seat.held = seat.held.arm, Held(proposal.arm, reason=f"{proposal.arm} to begin with")
+                return before if before != proposal.arm else None
         current = proposal.of(seat.held.arm)
         usable = current is not None and not current.excluded
         elapsed = now_s - seat.period_began_s >= policy.period_s and seat.finished

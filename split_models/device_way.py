@@ -188,7 +188,7 @@ class DeviceWay:
         arms = Arms(self._ports.local, self._endpoint, self._ports.compute, self._ports.clock)
         table = CostTable(
             plan.manifest,
-            speed_ratio=self._settings.speed_ratio,
+            speed_ratio=self._settings.speed_ratio * self._ports.strategy().speed_ratio,
             watts=self._settings.watts,
             engine=plan.manifest.format,
             slowdowns=self._ports.slowdowns,
@@ -211,6 +211,7 @@ class DeviceWay:
             loaded=self._heads.ready,
             ran=self._heads.ran,
             zstd=self._takes_zstd,
+            strategy=ports.strategy,
             preload=partial(self._preload, plan),
             stale=self._wake.set,
             emit=ports.emit,

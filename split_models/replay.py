@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from netprobe.probe import LinkProbe
 from netprobe.view import LinkView
+from profiles.strategy import UNCLASSED, Strategy
 from protocol.events import TransferSample
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
@@ -100,10 +101,20 @@ def replay_oracle(trace: LinkTrace, costs: Sequence[ArmCost], load: Load) -> Out
 
 
 def replay(
-    trace: LinkTrace, costs: Sequence[ArmCost], policy: SplitPolicy, load: Load, probe: LinkProbe | None = None
+    trace: LinkTrace,
+    costs: Sequence[ArmCost],
+    policy: SplitPolicy,
+    load: Load,
+    probe: LinkProbe | None = None,
+    strategy: Strategy = UNCLASSED,
 ) -> Outcome:
-    """The product's own decisions; nothing of the trace is known to them but what transfers show."""
-    return _Replay(trace, costs, policy, load, probe).run()
+    """The product's own decisions; nothing of the trace is known to them but what transfers show.
+
+    strategy: of the device's class; its hedge ratio bounds the policy's, as on a device.
+    """
+    allowed = [cost for cost in costs if cost.arm.kind in strategy.arms]
+    bounded = evolve(policy, hedge_ratio=min(policy.hedge_ratio, strategy.hedge_ratio))
+    return _Replay(trace, allowed, bounded, load, probe, strategy).run()
 
 
 @define(eq=False)
@@ -279,7 +290,13 @@ class _Replay:
     """One run of the product's decisions; requests are _Race objects, one at a time."""
 
     def __init__(
-        self, trace: LinkTrace, costs: Sequence[ArmCost], policy: SplitPolicy, load: Load, probe: LinkProbe | None
+        self,
+        trace: LinkTrace,
+        costs: Sequence[ArmCost],
+        policy: SplitPolicy,
+        load: Load,
+        probe: LinkProbe | None,
+        strategy: Strategy,
     ) -> None:
         agenda = Agenda()
         up, down = (Line(rates, trace.step_s) for rates in (trace.up_bytes_per_s, trace.down_bytes_per_s))
@@ -289,7 +306,7 @@ class _Replay:
         self.costs = tuple(costs)
         self.by_arm = {cost.arm: cost for cost in costs}
         self.policy = policy
-        self.decider = Decider(0.0)
+        self.decider = Decider(0.0, lambda: strategy.start)
         self.looking: dict[str, _Attempt] = {}
         self.load = load
         self.latencies: list[float] = []

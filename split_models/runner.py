@@ -37,7 +37,7 @@ class Runner:
         self.plan = plan
         self.table = table or CostTable(plan.manifest)
         self._ports = ports
-        self._decider = Decider(ports.clock())
+        self._decider = Decider(ports.clock(), lambda: ports.strategy().start)
         states = LinkStates(plan.name, self._decider, ports)
         self._looks = Looks(plan, arms, ports, self._decider, states, self._looked)
         self._race = Race(plan, arms, ports, self._decider, states)
@@ -129,13 +129,15 @@ class Runner:
 
     def _costs(self, encoded_bytes: int | None) -> Sequence[ArmCost]:
         names = self._ports.link_names()
-        return self.table.arms(
+        allowed = self._ports.strategy().arms
+        found = self.table.arms(
             encoded_bytes,
             names,
             lambda cut, codec: self._ports.loaded(self._head_name(cut, codec)),
             {name: self._ports.server_wait_s(name) for name in names},
             zstd=self._ports.zstd,
         )
+        return [cost for cost in found if cost.arm.kind in allowed]
 
     def _announce(self, before: Arm, decision: Decision, request_id: str) -> None:
         self._ports.emit(

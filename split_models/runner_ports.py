@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import field, frozen
 
 from netprobe.view import LinkView
+from profiles.strategy import UNCLASSED, Strategy
 from protocol.clock import Clock
 from protocol.errors import MidstreamError
 from protocol.events import Emit
@@ -26,7 +27,7 @@ class RunnerPorts:
 
     loaded: whether a head is in memory, warm, and not set aside. preload: make a cut arm ready off the path of
     requests. ran: told after each run of a head, with the error if it failed here. zstd: whether the far end of a link
-    takes compressed bodies.
+    takes compressed bodies. strategy: what this class of device begins with, and its bounds.
     """
 
     policy: Callable[[], SplitPolicy]
@@ -41,6 +42,7 @@ class RunnerPorts:
     clock: Clock
     ran: Callable[[str, MidstreamError | None], None] = field(default=_nothing)
     zstd: Callable[[str], bool] = lambda link: False
+    strategy: Callable[[], Strategy] = lambda: UNCLASSED
 
 
 @frozen

@@ -15,6 +15,7 @@ from links.port import Link
 from netprobe.probe import LinkProbe
 from netprobe.view import LinkView
 from profiles.rates import Slowdowns
+from profiles.strategy import UNCLASSED, Strategy
 from protocol.clock import Clock
 from protocol.events import Emit, ignore
 from protocol.policy import SplitPolicy
@@ -55,7 +56,7 @@ class SplitPorts:
 
     links: what is known of each link, see `views_of`. remotes: the far ends by link name; may grow, shrink and be
     empty. slowdowns: of this device's engines by name; the house gives the same one to both ways. All three are for
-    devices only.
+    devices only. strategy: of this class of device; a device that nobody classified begins on itself.
     """
 
     local: LocalEndpoint
@@ -65,6 +66,7 @@ class SplitPorts:
     links: Callable[[], Mapping[str, LinkView]] = dict
     remotes: Callable[[], Mapping[str, Remote]] = dict
     slowdowns: Slowdowns = field(factory=Slowdowns)
+    strategy: Callable[[], Strategy] = lambda: UNCLASSED
     emit: Emit = field(default=ignore)
     clock: Clock = field(default=time.monotonic)
 

@@ -111,11 +111,14 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     life = found.get("life", {})
     where = found.get("coordinator") or "none"
     place = " (cloud only)" if found.get("text_place") == "cloud" else ""
+    kind = found.get("device_class", {})
+    provisional = "" if kind.get("trusted") else " (it begins on the device until its models are measured)"
     lines = [
         f"device       {found.get('device_id')}, up {found.get('uptime_s', 0):.0f} s, {found.get('version')}",
         f"serving      {life.get('serving')} on {found.get('url')}",
         f"coordinator  {life.get('connected')}: {where}",
         f"profile      {life.get('profiled')}",
+        f"class        {kind.get('title', 'unknown')}: {kind.get('why', '')}{provisional}",
         f"policy       version {found.get('policy', {}).get('version', 0)}",
         f"tensors      {', '.join(found.get('tensor_models', [])) or 'none'}",
         f"text         {found.get('text_model') or 'none'}{place}",
