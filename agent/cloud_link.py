@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from links.port import FrameStream, Link, RejectedStatus, Reply
+from links.port import CountingStream, FrameStream, Link, RejectedStatus, Reply
 from protocol.errors import LinkClosed, LinkError, LinkTimeout
 
 # One slow answer says little; several in a row say that nobody is there.
@@ -72,7 +72,8 @@ class CloudLink:
 
     async def open(self, path: str) -> FrameStream:
         try:
-            return _Watched(await self._current().open(path), self._note)
+            link = self._current()
+            return _Watched(await link.open(path), lambda err: self._note(err) if self._link is link else None)
         except LinkError as err:
             self._note(err)
             raise
@@ -156,3 +157,6 @@ class _Watched:
 
     async def close(self) -> None:
         await self._stream.close()
+
+    def acknowledged(self) -> int | None:
+        return self._stream.acknowledged() if isinstance(self._stream, CountingStream) else None

@@ -19,11 +19,12 @@ from engines.measure import Effort, tensor_probes
 from engines.pool import ModelPool
 from engines.port import TensorRuntime
 from engines.registry import engine_class, installed_engines
-from engines.remote_oip import RemoteEndpoint, collecting
+from engines.remote_oip import collecting
+from engines.remote_twin import RemoteTwin, oldest
 from engines.slowed import SlowedRuntime
 from engines.store import ModelStore, Stored
 from links.port import Mount
-from netprobe.probe import LinkProbe
+from netprobe.probe import LinkProbe, UnderWay
 from netprobe.view import LinkView
 from profiles.benchmark import Probe
 from profiles.facts import model_budget_bytes, usable_cores
@@ -87,7 +88,8 @@ class TensorSide:
         self._emit = emit
         self._store = ChosenStore(config)
         ways = (cloud,) if second is None else (cloud, second)
-        self._far = {link.name: (link, Remote(RemoteEndpoint(link), link)) for link in ways}
+        self._twins = {link.name: RemoteTwin(link, sink=self._sample, clock=clock) for link in ways}
+        self._far = {link.name: (link, Remote(self._twins[link.name], link)) for link in ways}
         self.sink = collecting(self._sample)
         cores = usable_cores()
         begin = strategy()
@@ -181,6 +183,11 @@ class TensorSide:
         found = [(manifest.flops, _whole_s(manifest, measured)) for manifest in manifests if manifest.flops > 0]
         return tuple(flops / seconds for flops, seconds in found if seconds > 0)
 
+    def under_way(self, link: str, exchanges: UnderWay) -> UnderWay:
+        """The oldest transfer of a link, whether it is an exchange of its own or goes in tensor frames."""
+        twin = self._twins.get(link)
+        return exchanges if twin is None else oldest(exchanges, twin.under_way)
+
     def set_wait_target(self, seconds: float) -> None:
         """Model runs may wait this long from now on."""
         self._executor.set_wait_target(seconds)
@@ -231,6 +238,8 @@ class TensorSide:
 
     async def _stop(self) -> None:
         await self._way.mount.stop()
+        for twin in self._twins.values():
+            await twin.close()
         await self._local.close()
         await asyncio.to_thread(self._executor.close)
         await asyncio.to_thread(self._pictures.close)

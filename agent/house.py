@@ -39,7 +39,7 @@ from engines.catalogue import load_catalogue
 from engines.registry import ImportGuard, use_guard
 from engines.store import ModelStore
 from links.http_server import RunningServer
-from netprobe.probe import LinkProbe
+from netprobe.probe import LinkProbe, UnderWay
 from profiles.benchmark import Probe, decode_benchmark
 from profiles.idle import CpuIdle
 from profiles.rates import Slowdowns
@@ -88,7 +88,7 @@ class House:
         self.classing = DeviceClassing(lambda: self.tensors.digests(), slowed=config.slowdown > 1.0)
         self.cloud = CloudLink(self._on_trouble)
         self.webrtc = WebRtcSide(
-            config, self.cloud, self.health, self.emit, lambda sample: self.tensors.sink(sample), self.links.lead,
+            config, self.cloud, self.health, self.emit, lambda sample: self.tensors.sink(sample), self._lead,
             self._on_second_way, self.clock, wall_now,
         )  # fmt: skip
         self.far = EitherLink((self.cloud, self.webrtc.link))
@@ -173,7 +173,7 @@ class House:
             cloud=self.cloud,
             sink=self.tensors.sink,
             emit=self.emit,
-            on_link=self.links.lead,
+            on_link=self._lead,
             keys=keys,
             labels=labels,
             holder=self.holder,
@@ -295,6 +295,9 @@ class House:
     def _on_second_way(self) -> None:
         self.console.say("webrtc", "connected by WebRTC", path=self.webrtc.status()["path"])
         self._later(self._meet_cloud())
+
+    def _lead(self, link: str, host: str, port: int, under_way: UnderWay) -> None:
+        self.links.lead(link, host, port, self.tensors.under_way(link, under_way))
 
     def _on_trouble(self, error: LinkError) -> None:
         self.webrtc.poke()

@@ -15,7 +15,7 @@ from engines.frame_meter import Sent, UpMeter
 from engines.frame_parts import LARGE_BYTES, Incoming, Outgoing, pack, views_of
 from engines.frame_sender import FrameSender
 from engines.port import TensorAnswer
-from links.port import FrameStream
+from links.port import CountingStream, FrameStream, WireTimes
 from protocol import zstd
 from protocol.clock import Clock
 from protocol.errors import LinkClosed, LinkError, LinkTimeout, MidstreamError, ProtocolError
@@ -75,6 +75,7 @@ class Sink:
             seconds=sent.seconds,
             idle_before_s=sent.idle_before_s,
             complete=complete,
+            moved_bytes=None if complete else sent.moved_bytes,
         )
         self.add(found)
         return found
@@ -94,8 +95,11 @@ class _Asked:
 
     on_answer: OnAnswer
     done: asyncio.Future[TensorAnswer]
+    asked_s: float
     up_bytes: int = 0
     encode_s: float = 0.0
+    posted_s: float = 0.0
+    arrived_s: float = 0.0
     answer: Answer | None = None
     incoming: Incoming | None = None
     head_s: float = 0.0
@@ -213,7 +217,8 @@ class FrameConnection:
             ask = evolve(ask, packed_bytes=len(views[0]))
         else:
             views = views_of(inputs)
-        asked = _Asked(on_answer, self._loop.create_future(), sum(map(len, views)), self._clock() - began_s)
+        size_bytes, encode_s = sum(map(len, views)), self._clock() - began_s
+        asked = _Asked(on_answer, self._loop.create_future(), began_s, size_bytes, encode_s)
         await self._room.take(asked.up_bytes)
         try:
             return await self._exchange(ask, asked, views, ends_s)
@@ -222,12 +227,12 @@ class FrameConnection:
 
     def under_way(self) -> TransferSample | None:
         """The oldest request whose arrival is not known yet; `seconds` is its age."""
-        sent = self._meter.under_way(self._clock())
+        sent = self._meter.under_way(self._clock(), self._moved())
         if sent is None:
             return None
         return TransferSample(
             at_s=self._clock(), link=self._sink.link, direction="up", size_bytes=sent.size_bytes,
-            seconds=sent.seconds, idle_before_s=sent.idle_before_s, complete=False,
+            seconds=sent.seconds, idle_before_s=sent.idle_before_s, complete=False, moved_bytes=sent.moved_bytes,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -252,6 +257,7 @@ class FrameConnection:
             lambda at: self._meter.began(request, asked.up_bytes, self._clock(), at),
             lambda at: self._meter.ended(request, at),
         )  # fmt: skip
+        asked.posted_s = self._clock()
         self._sender.post(message)
         try:
             return await asked.done
@@ -262,11 +268,14 @@ class FrameConnection:
     def _take_back(self, request: int, message: Outgoing) -> None:
         """An unanswered request is given up: unsent it is forgotten, sent it is cancelled over there."""
         self._sender.drop(request)
-        gone = self._meter.given_up(request, self._clock())
+        gone = self._meter.given_up(request, self._clock(), self._moved())
         if gone is not None:
             self._sink.sample(gone, complete=False)
         if message.begun and self.lost is None:
             self._sender.say(request, Cancel())
+
+    def _moved(self) -> int | None:
+        return self._stream.acknowledged() if isinstance(self._stream, CountingStream) else None
 
     def _number(self) -> int:
         while True:
@@ -313,6 +322,7 @@ class FrameConnection:
         if sent is not None:
             sample = self._sink.sample(sent)
             if asked is not None:
+                asked.arrived_s = self._clock()
                 asked.transfers.append(sample)
 
     def _take_part(self, framed: TensorFramed, frame: Answer | Data) -> None:
@@ -349,6 +359,7 @@ class FrameConnection:
             decode_s=self._clock() - came_s,
             up_bytes=asked.up_bytes,
             down_bytes=incoming.total_bytes,
+            wire=_wire(asked, came_s),
         )
         self._held_bytes += incoming.total_bytes
         asked.on_answer(whole, lambda: self._free(incoming.total_bytes))
@@ -389,6 +400,22 @@ class FrameConnection:
                 task.cancel()
         for request in list(self._asked):
             self._fail(request, self.lost)
+
+
+def _wire(asked: _Asked, came_s: float) -> WireTimes:
+    """The request's seconds as links tell them: room for it, the way up, the far end's work, the way down.
+
+    What its own queue here takes before the first byte counts as the way up: the wire was busy with others.
+    """
+    assert asked.answer is not None
+    arrived_s = asked.arrived_s or asked.head_s
+    server_s = min((asked.answer.wait_us + asked.answer.compute_us) / 1e6, max(0.0, came_s - arrived_s))
+    return WireTimes(
+        connect_s=max(0.0, asked.posted_s - asked.asked_s - asked.encode_s),
+        send_s=max(0.0, arrived_s - asked.posted_s),
+        server_s=server_s,
+        receive_s=max(0.0, came_s - arrived_s - server_s),
+    )
 
 
 async def aside(work: Callable[[], T], size_bytes: int) -> T:

@@ -22,11 +22,12 @@ LEAST_S = 1e-6
 
 @frozen
 class Sent:
-    """size_bytes were on the wire for `seconds`, after `idle_before_s` without any."""
+    """size_bytes were on the wire for `seconds`, after `idle_before_s` without any; moved_bytes of them, if known."""
 
     size_bytes: int
     seconds: float
     idle_before_s: float
+    moved_bytes: int | None = None
 
 
 @define(eq=False)
@@ -85,19 +86,21 @@ class UpMeter:
         self._last_s = now_s
         return Sent(way.ended_at - way.began_at, seconds, way.idle_before_s)
 
-    def under_way(self, now_s: float) -> Sent | None:
-        """The oldest request that has not arrived, with its age."""
-        for way in self._ways.values():
-            return Sent(way.size_bytes, max(0.0, now_s - self._begin_s(way, now_s)), way.idle_before_s)
-        return None
+    def under_way(self, now_s: float, moved_at: int | None = None) -> Sent | None:
+        """The oldest request that has not arrived, with its age. moved_at: bytes of the stream that have crossed."""
+        return next((self._so_far(way, now_s, moved_at) for way in self._ways.values()), None)
 
-    def given_up(self, request: int, now_s: float) -> Sent | None:
+    def given_up(self, request: int, now_s: float, moved_at: int | None = None) -> Sent | None:
         """Nobody waits for it any more: it takes at least this long. None when it had not begun, or has arrived."""
         way = self._ways.pop(request, None)
         if way is None:
             return None
         self._last_s = now_s
-        return Sent(way.size_bytes, max(LEAST_S, now_s - self._begin_s(way, now_s)), way.idle_before_s)
+        return self._so_far(way, now_s, moved_at)
+
+    def _so_far(self, way: _Way, now_s: float, moved_at: int | None) -> Sent:
+        moved = None if moved_at is None else min(way.size_bytes, max(0, moved_at - way.began_at))
+        return Sent(way.size_bytes, max(LEAST_S, now_s - self._begin_s(way, now_s)), way.idle_before_s, moved)
 
     def _begin_s(self, way: _Way, latest_s: float) -> float:
         return max(way.began_s, min(self._free_s, latest_s)) if way.queued else way.began_s

@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from attrs import evolve
+
 from engines.frame_connection import CREDIT_BYTES, FrameConnection, OnAnswer, Sink
 from engines.port import TensorAnswer, TensorEndpoint
 from links.port import FrameStream
@@ -75,7 +77,9 @@ class FramesEndpoint:
         ask = Ask(model, f"f{self._count}", 0, heads_of(inputs))
         try:
             async with asyncio.timeout(deadline_s):
+                began_s = self._sink.clock()
                 connection = await self._connected()
+                opened_s = self._sink.clock() - began_s
                 answer = await connection.ask(ask, inputs, ends_s, on_answer, packed=packed)
         except TimeoutError as err:
             raise LinkTimeout(
@@ -83,7 +87,7 @@ class FramesEndpoint:
                 next_step="check the network, or allow a longer deadline",
             ) from err
         self._wait_s = answer.wait_s
-        return answer
+        return evolve(answer, wire=evolve(answer.wire, connect_s=answer.wire.connect_s + opened_s))
 
     def compressing(self) -> TensorEndpoint | None:
         """The same server with packed data both ways; None until it said that it takes it."""

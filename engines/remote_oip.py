@@ -99,10 +99,18 @@ class RemoteEndpoint:
         """The wait that the server reported last; 0 before that."""
         return self._wait_s
 
+    @property
+    def extensions(self) -> frozenset[str]:
+        """What the server said that it speaks beside the base protocol; empty until it was asked."""
+        return self._extensions or frozenset()
+
+    def forget(self) -> None:
+        """Another server may answer from now on: ask again beside the next request."""
+        self._extensions = None
+
     def compressing(self) -> TensorEndpoint | None:
         """The same server with zstd bodies both ways; None unless it said that it takes them."""
-        known = self._extensions
-        return self._packed if known is not None and ZSTD_EXTENSION in known else None
+        return self._packed if ZSTD_EXTENSION in self.extensions and zstd.available() else None
 
     async def learn(self) -> frozenset[str]:
         """Ask the server for its extensions; none when it does not say. Raises LinkError."""
@@ -156,7 +164,7 @@ class RemoteEndpoint:
 
     def _look(self) -> None:
         """Learn in the background; the task ends with its own deadline, or with the link."""
-        if self._extensions is None and self._looking is None and zstd.available():
+        if self._extensions is None and self._looking is None:
             self._looking = asyncio.create_task(self._looked(), name="extensions")
 
     async def _looked(self) -> None:

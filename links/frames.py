@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from links.port import MAX_FRAME_BYTES
+from links.progress import acknowledged
 from protocol.errors import LinkClosed, LinkError, TooLarge
 
 _SILENT_BEATS = 3
@@ -29,6 +30,11 @@ class WebSocketFrames:
         # Asked while it is open; a server's socket is closed by the server, which waits by itself.
         client = isinstance(socket, aiohttp.ClientWebSocketResponse)
         self._connection: Any = socket.get_extra_info("socket") if client else None
+        self._acknowledged = acknowledged(socket)
+
+    def acknowledged(self) -> int | None:
+        """Bytes of frames that the peer's system has acknowledged, WebSocket's and TLS's own included."""
+        return self._acknowledged()
 
     async def send(self, frame: bytes) -> None:
         """Waits until the frame fits into the connection's buffer. Raises TooLarge, LinkClosed."""

@@ -6,7 +6,7 @@ Adapters raise LinkError only. The identity (TLS) and the sink for transfer samp
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
@@ -106,6 +106,15 @@ class MessageChannel(Protocol):
 
     async def close(self) -> None:
         """Always bounded in time; leaves no task and no socket."""
+        ...
+
+
+@runtime_checkable
+class CountingStream(Protocol):
+    """A FrameStream that knows how far its bytes have come."""
+
+    def acknowledged(self) -> int | None:
+        """Bytes that the peer's system has acknowledged since the stream was opened; None where nobody counts."""
         ...
 
 

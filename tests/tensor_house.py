@@ -17,7 +17,8 @@ from engines.local import LocalEndpoint
 from engines.onnx import OnnxRuntime
 from engines.pool import ModelPool
 from engines.port import TensorRuntime
-from engines.remote_oip import RemoteEndpoint, collecting
+from engines.remote_oip import collecting
+from engines.remote_twin import RemoteTwin, oldest
 from engines.store import ModelStore
 from engines.tflite import TfliteRuntime
 from links.http import HttpLink
@@ -105,7 +106,7 @@ async def cloud(root: Path, store: ModelStore) -> AsyncIterator[Cloud]:
     ports = SplitPorts(local=parts.local, store=store, compute=parts.compute, emit=events)
     way = ServerWay(SplitSettings(bundle_root=root), ports)
     await way.mount.start()
-    server = await serve([*way.mount.routes, *BundleShelf(root).routes()])
+    server = await serve([*way.mount.routes, *BundleShelf(root).routes()], way.mount.frame_routes)
     proxy = ShaperProxy("127.0.0.1", server.port)
     await proxy.start()
     try:
@@ -150,11 +151,12 @@ async def device(
     events, probe = RecordingEmit(), LinkProbe(time.monotonic)
     policies = [policy or SplitPolicy()]
     remotes: dict[str, Remote] = {}
-    link = None
+    link = twin = None
     if cloud_url is not None:
         link = HttpLink("cloud", cloud_url, sink=collecting(probe.add))
-        probe.watch("cloud", link.under_way)
-        remotes["cloud"] = Remote(RemoteEndpoint(link), link)
+        twin = RemoteTwin(link, sink=probe.add)
+        probe.watch("cloud", oldest(link.under_way, twin.under_way))
+        remotes["cloud"] = Remote(twin, link)
     ports = SplitPorts(
         local=parts.local,
         store=store,
@@ -172,7 +174,8 @@ async def device(
     finally:
         await server.close()
         await way.mount.stop()
-        if link is not None:
+        if link is not None and twin is not None:
+            await twin.close()
             await link.close()
         await parts.close()
 

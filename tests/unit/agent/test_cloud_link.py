@@ -13,7 +13,7 @@ from agent.console import Console
 from agent.emitting import Fanout, LineWriter, record, sentence
 from agent.telemetry import Counters
 from links.memory import MemoryLink
-from links.port import RejectedStatus, Reply, Request, Response, Route
+from links.port import FrameRoute, FrameStream, RejectedStatus, Reply, Request, Response, Route
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
 from protocol.events import ArmSwitched, Event, HandedOver, RecordingEmit, SourceLost, TensorDone, TextDone
 
@@ -164,3 +164,22 @@ def test_telemetry_tells_only_news() -> None:
         "text_requests": 1.0, "prompt_tokens": 3.0, "completion_tokens": 5.0, "sources_lost": 1.0,
     }  # fmt: skip
     assert counters.news() is None
+
+
+async def test_a_stream_over_the_link_before_is_no_trouble_of_the_one_after() -> None:
+    async def hold(request: Request, stream: FrameStream) -> None:
+        await stream.receive()
+
+    troubles: list[LinkError] = []
+    link = CloudLink(troubles.append)
+    old, new = (MemoryLink("far", [], [FrameRoute("/frames", hold)]) for _ in range(2))
+    await link.point_to(old)
+    stream = await link.open("/frames")
+    await link.point_to(new)
+    old.cut()
+    with pytest.raises(LinkClosed):
+        await stream.send(b"x")
+    assert troubles == []
+    assert link.available
+    await stream.close()
+    await link.close()
