@@ -112,7 +112,7 @@ case $lane in
   test)
     set_up_mosquitto
     set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 face-short-range \
-      face-long-range face-full-range face-full-range-sparse face-landmarks iris-landmarks basic-pitch-tflite \
+      face-long-range face-full-range face-full-range-sparse face-landmarks iris-landmarks basic-pitch basic-pitch-tflite \
       sample-page sample-text
     ;;
   *) echo "usage: .ci/setup.sh demo|test|lint" >&2; exit 2 ;;
