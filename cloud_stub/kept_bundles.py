@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from engines.digest import file_sha256
+from engines.side_files import source_sha256 as source_digest
 from protocol import zstd
 from protocol.decode import encode
 from protocol.durable import disk_error
@@ -60,7 +60,7 @@ def finished_bundle(order: Order, progress: Callable[[Progress], None] = lambda 
     """
     if not order.file.is_file():
         raise EngineError(f"{order.file.name} is not there", next_step="midstream models pull fetches it")
-    source_sha256 = file_sha256(order.file)
+    source_sha256 = source_digest(order.file, order.entry.format)
     kept_root = order.file.parent / f"{_PREFIX}{build_key(order, source_sha256)}"
     try:
         with _locked(order.file.parent):

@@ -107,5 +107,7 @@ def check_entry(entry: CatalogueEntry, where: str) -> None:
         raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits", field="sha256")
     if entry.size_bytes <= 0:
         raise ConfigError(f"{where}: size_bytes must be above 0", field="size_bytes")
+    if entry.side_files and source.kind != "file":
+        raise ConfigError(f"{where}: side files come with a source of kind file only", field="side_files")
     if not complete[source.kind]:
         raise ConfigError(f"{where}: a source of kind {source.kind} lacks a field", field="source")

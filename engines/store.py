@@ -20,13 +20,14 @@ from attrs import evolve, frozen
 
 from engines.catalogue import check_filename, check_name, is_name, load_catalogue
 from engines.digest import file_sha256
-from engines.fetch import FetchSettings, fetch, needed_bytes
+from engines.fetch import FetchSettings, copy_from, fetch, needed_bytes
 from engines.incoming import FreeBytes, Incoming, Progress, check_space, free_bytes, no_progress
 from engines.model_files import sniff
+from engines.side_files import side_files
 from protocol.decode import decode, encode
 from protocol.durable import disk_error, read_durable, write_durable
 from protocol.errors import ConfigError, EngineError, NotFound
-from protocol.models import CatalogueEntry, Source
+from protocol.models import CatalogueEntry, SideFile, Source
 
 ENTRY_FILE = "entry.json"
 LOCK_WAIT_S = 3600.0
@@ -122,6 +123,7 @@ class ModelStore:
         Raises ConfigError when it is not an ONNX, TFLite or GGUF file or the name is taken.
         """
         kind = sniff(file)
+        sides = side_files(file) if kind == "onnx" else ()
         name = check_name(name or _plain(file.stem))
         if self._stored(name) is not None:
             raise ConfigError(
@@ -139,6 +141,7 @@ class ModelStore:
             recipe=recipe,
             input_shapes=dict(input_shapes or {}),
             chat_template=chat_template,
+            side_files=tuple(_side(side) for side in sides),
         )
         with self._locked(name):
             self._pull_into(self.root / name / entry.filename, entry, progress)
@@ -164,17 +167,23 @@ class ModelStore:
         file = self.path(name)
         entry = self.entry(name)
         with self._locked(name):
-            try:
-                found = file_sha256(file)
-                if found == entry.sha256:
-                    return file
-                aside = self.root / ".aside" / f"{name}-{file.name}"
-                aside.parent.mkdir(parents=True, exist_ok=True)
-                file.replace(aside)
-            except OSError as err:
-                raise disk_error(err, file) from err
+            wanted = {entry.filename: entry.sha256, **{side.filename: side.sha256 for side in entry.side_files}}
+            for filename, sha256 in wanted.items():
+                self._verify_one(name, file.with_name(filename), sha256)
+        return file
+
+    def _verify_one(self, name: str, file: Path, sha256: str) -> None:
+        try:
+            found = file_sha256(file)
+            if found == sha256:
+                return
+            aside = self.root / ".aside" / f"{name}-{file.name}"
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(aside)
+        except OSError as err:
+            raise disk_error(err, file) from err
         raise EngineError(
-            f"{name} is damaged: sha256 {found[:16]}... instead of {entry.sha256[:16]}...; the file is kept as {aside}",
+            f"{name} is damaged: sha256 {found[:16]}... instead of {sha256[:16]}...; the file is kept as {aside}",
             next_step=f"midstream models pull {name}",
         )
 
@@ -233,7 +242,18 @@ class ModelStore:
         work = self._work(entry.name)
         partial = work / f"{entry.sha256[:16]}.part"
         here_bytes = partial.stat().st_size if partial.exists() else 0
-        check_space(self.root, max(0, needed_bytes(entry) - here_bytes), self._measure_free)
+        beside_bytes = sum(side.size_bytes for side in entry.side_files)
+        check_space(self.root, max(0, needed_bytes(entry) + beside_bytes - here_bytes), self._measure_free)
+        for side in entry.side_files:  # first, so that a model that is there is there with all of its weights
+            with Incoming(
+                work / f"{side.sha256[:16]}.part",
+                target.with_name(side.filename),
+                side.sha256,
+                side.size_bytes,
+                progress,
+            ) as incoming:
+                copy_from(Path(entry.source.file).expanduser().with_name(side.filename), incoming)
+                incoming.commit()
         with Incoming(partial, target, entry.sha256, entry.size_bytes, progress) as incoming:
             fetch(entry, incoming, work, self._settings, progress)
             incoming.commit()
@@ -244,6 +264,8 @@ class ModelStore:
         file = self.root / name / entry.filename
         try:
             if not file.is_file() or file.stat().st_size != entry.size_bytes:
+                return False
+            if any(file.with_name(side.filename).stat().st_size != side.size_bytes for side in entry.side_files):
                 return False
         except OSError:
             return False
@@ -338,6 +360,10 @@ def default_store() -> ModelStore:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(root) if root else cache / "midstream" / "models"
     return ModelStore(folder, load_catalogue(folder / "catalogue.toml"))
+
+
+def _side(file: Path) -> SideFile:
+    return SideFile(check_filename(file.name), file_sha256(file), file.stat().st_size)
 
 
 def _plain(text: str) -> str:

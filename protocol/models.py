@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from attrs import field, frozen
@@ -29,12 +30,22 @@ class Source:
 
 
 @frozen
+class SideFile:
+    """A file that lies beside a model file and holds weights of it."""
+
+    filename: str
+    sha256: str
+    size_bytes: int
+
+
+@frozen
 class CatalogueEntry:
     """One model of the catalogue (TOML). `name` is the public model name in both APIs.
 
     recipe: name of a pre-/post-processing recipe in split_models.recipes, for encoded inputs (images).
     input_shape: fixed input shapes by input name, chosen for cutting; free dimensions stay free when absent.
-    chat_template: Jinja text for GGUF files that carry none. sha256 is of the model file.
+    chat_template: Jinja text for GGUF files that carry none. sha256 is of the model file. side_files: what must lie
+    beside it, for ONNX models with external data; only models of kind `file` have them.
     """
 
     name: str
@@ -49,6 +60,12 @@ class CatalogueEntry:
     input_shapes: Mapping[str, tuple[int, ...]] = field(factory=dict)
     chat_template: str | None = None
     context_tokens: int | None = None
+    side_files: tuple[SideFile, ...] = ()
+
+    @property
+    def source_sha256(self) -> str:
+        """Names the model's bytes, those of its side files included; sha256 where there are none."""
+        return joined_sha256(self.sha256, [side.sha256 for side in self.side_files])
 
 
 @frozen
@@ -118,6 +135,13 @@ class BundleManifest:
     single_cuts: int = 0
     format: Literal["onnx", "tflite"] = "onnx"
     index_bounds: Mapping[str, int] = field(factory=dict)
+
+
+def joined_sha256(sha256: str, others: Sequence[str]) -> str:
+    """One digest for a model file and its side files, in order of their names; the file's own where there are none."""
+    if not others:
+        return sha256
+    return hashlib.sha256("".join([sha256, *others]).encode()).hexdigest()
 
 
 BUNDLE_SCHEMA = "midstream.bundle/1.1"

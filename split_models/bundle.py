@@ -9,8 +9,8 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from engines.digest import file_sha256
 from engines.port import TensorModel, TensorRuntime
+from engines.side_files import source_sha256 as source_digest
 from protocol.clock import Clock
 from protocol.errors import ConfigError, EngineError
 from protocol.models import BUNDLE_SCHEMA, BundleManifest, CatalogueEntry, CutEntry
@@ -66,7 +66,7 @@ def build_bundle(
     recipe, .npz files for one without; what a task cannot use it leaves out. Raises EngineError (not a model that can
     be cut), ConfigError (a format that is never cut, free input sizes, full disk) or ProtocolError.
     """
-    source_sha256 = file_sha256(_existing(file))
+    source_sha256 = source_digest(_existing(file), entry.format)
     sweep(out_dir, entry.name)
     ready = usable_bundle(out_dir / entry.name, entry, source_sha256)
     if ready is not None:

@@ -178,7 +178,7 @@ class DeviceWay:
     def _kept(self, entry: CatalogueEntry) -> BundleManifest | None:
         """The bundle that was fetched before, if it is of this file."""
         manifest = read_durable(self._manifest_path(entry.name), parse_manifest)
-        return manifest if manifest is not None and manifest.source_sha256 == entry.sha256 else None
+        return manifest if manifest is not None and manifest.source_sha256 == entry.source_sha256 else None
 
     def _install(self, plan: ModelPlan) -> None:
         """Serve a model by this plan from now on; requests under way finish on the old one."""
@@ -287,7 +287,7 @@ class DeviceWay:
             await self._fetch_heads(manifest, remote)
             return
         entry = self._ports.store.entry(name)
-        if manifest.source_sha256 != entry.sha256:
+        if manifest.source_sha256 != entry.source_sha256:
             raise ProtocolError(f"the coordinator's {name} is another model than ours", field="source_sha256")
         if await self._use(manifest, runner.plan.recipe if runner is not None else None, remote):
             await asyncio.to_thread(self._keep, manifest)

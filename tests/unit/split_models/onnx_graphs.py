@@ -9,15 +9,21 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from split_models.codec import RAW
 from split_models.cuts import Cut
 from split_models.partition_onnx import Partitioner
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-node, weight = helper.make_node, helper.make_tensor
+node = helper.make_node
 OPSET = 17
+
+
+def weight(name: str, kind: int, shape: Sequence[int], values: Any) -> Any:
+    """A weight with raw data: only such ones are ever written to side files."""
+    array = np.array(list(values), dtype=helper.tensor_dtype_to_np_dtype(kind)).reshape(shape)
+    return numpy_helper.from_array(array, name)
 
 
 def value(name: str, shape: Sequence[int | str] | None, kind: int = FLOAT) -> Any:
