@@ -207,6 +207,10 @@ class LocalEndpoint:
         """Whether `name` answers without loading first."""
         return self._pool.loaded(name)
 
+    def loading(self) -> tuple[str, ...]:
+        """Names of the models that are being loaded."""
+        return tuple(self._loading)
+
     def file(self, name: str) -> Path:
         """Where a model's file is. Raises NotFound."""
         return self._resolve(name).file
