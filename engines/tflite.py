@@ -31,7 +31,7 @@ TFLITE_RUNTIME = _Package("tflite-runtime", "tflite_runtime.interpreter")
 
 
 class TfliteRuntime:
-    """Loads TFLite files, whole models only. LiteRT is preferred where both packages are installed."""
+    """Loads TFLite files: whole models, heads and tails. LiteRT is preferred where both packages are installed."""
 
     name = "tflite"
 
@@ -53,12 +53,12 @@ class TfliteRuntime:
         try:
             interpreter = module.Interpreter(model_path=str(file), num_threads=threads or None)
             interpreter.allocate_tensors()
+            return TfliteModel(interpreter, file)
         except (ValueError, RuntimeError, SystemError, TypeError) as err:
             raise EngineError(
                 f"{file.name} is not a model that {package.distribution} can load: {_first_line(err)}",
                 next_step="midstream models verify checks the file; custom operators need their own runtime",
             ) from err
-        return TfliteModel(interpreter, file)
 
 
 def tensor_shapes(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

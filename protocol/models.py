@@ -77,7 +77,7 @@ class CutEntry:
     datatype.
     `wire_bytes` per codec is what one request uploads, `down_bytes` what the tail sends back. A tail whose only output
     is large answers UINT8 with the int8 codec: value = (answer - answer_zero) * answer_scale; scale 0 means as is.
-    `sends_input`: one of the tensors that cross is an input of the whole model, as it came.
+    `sends_input`: one of the tensors that cross is an input of the whole model, as it came, or only moved or scaled.
     `zstd_bytes` and `zstd_down_bytes` are the medians of both bodies when compressed, `zstd_s` the seconds that
     compressing and inflating them takes on the server; 0: not measured, so not offered.
     """

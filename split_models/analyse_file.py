@@ -16,11 +16,10 @@ from protocol.tensors import Tensor, TensorSpec
 from split_models.analysis import Analysis, Conditions, analyse, refused, without
 from split_models.backend import Backend, backend_of
 from split_models.cuts import Cut
-from split_models.input_shapes import InputPort, read_sample, resolve
+from split_models.input_shapes import read_sample, resolve
 from split_models.measure import MeasureRun, time_model
 from split_models.measured_cuts import Bench, Steps, no_steps, with_measurements
 from split_models.onnx_files import MAX_MODEL_BYTES
-from split_models.prepare_onnx import inputs_of
 from split_models.task import SampledTask
 
 
@@ -58,7 +57,7 @@ def analyse_file(
     runtime = runtime or backend.runtime()
     notes: tuple[str, ...] = ()
     try:
-        ports = ports_of(file, backend, runtime)
+        ports = backend.inputs(file)
         sample = read_sample(asked.sample, ports) if asked.sample is not None else ()
         resolved = resolve(ports, asked.shapes, sample)
         notes = resolved.notes
@@ -79,17 +78,6 @@ def analyse_file(
         return evolve(first, notes=(*first.notes, f"nothing was measured: {err.message}"))
     splitter = backend.partitioner(prepared)
     return with_measurements(first, prepared.graph, whole, splitter, bench, lambda: clock() < ends_s, progress)
-
-
-def ports_of(file: Path, backend: Backend, runtime: TensorRuntime) -> Sequence[InputPort]:
-    """The inputs of a model file. Raises EngineError when it is none, or takes what is no tensor of numbers."""
-    if backend.format == "onnx":
-        return inputs_of(file)
-    model = runtime.load(file, 1)
-    try:
-        return tuple(InputPort(spec.name, spec.datatype, spec.shape) for spec in model.inputs)
-    finally:
-        model.close()
 
 
 def _sampled(prepared: Any, backend: Backend) -> Sequence[Tensor]:

@@ -47,7 +47,7 @@ class ArmCost:
 
     device_s: head, encoding, pre- and post-processing here. server_s: tail or whole model there. up_bytes, down_bytes:
     what crosses. error_ratio: measured error of the task's answer against the whole model. loaded: ready now.
-    sends_input: an input of the model leaves as it came.
+    sends_input: an input of the model leaves as it came, or only moved or scaled.
     """
 
     arm: Arm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,6 +13,7 @@ from protocol.errors import ConfigError
 from split_models.codec import Affine
 from split_models.cuts import Cut
 from split_models.graph import Graph
+from split_models.input_shapes import InputPort
 from split_models.partition_onnx import Parts
 
 CUTTABLE = ("onnx", "tflite")
@@ -43,11 +44,13 @@ class Partitioner(Protocol):
 class Backend:
     """format: also the suffix of its files. channel_axis: along which an activation's ranges differ.
 
+    inputs: of a file as it came, read without its runtime, which a damaged file might take down.
     whole: the bytes of the whole prepared model. index_bounds: rows of the tables that integer inputs index, by input.
     """
 
     format: Literal["onnx", "tflite"]
     channel_axis: int
+    inputs: Callable[[Path], Sequence[InputPort]]
     prepare: Callable[[Path, Mapping[str, tuple[int, ...]]], Any]
     partitioner: Callable[[Any], Partitioner]
     whole: Callable[[Any], bytes]
@@ -68,11 +71,12 @@ def _onnx() -> Backend:
     from engines.onnx import OnnxRuntime
     from split_models.onnx_files import index_bounds
     from split_models.partition_onnx import Partitioner as OnnxPartitioner
-    from split_models.prepare_onnx import prepare, whole_file
+    from split_models.prepare_onnx import inputs_of, prepare, whole_file
 
     return Backend(
         format="onnx",
         channel_axis=1,
+        inputs=inputs_of,
         prepare=prepare,
         partitioner=OnnxPartitioner,
         whole=whole_file,
@@ -84,12 +88,13 @@ def _onnx() -> Backend:
 def _tflite() -> Backend:
     from engines.tflite import TfliteRuntime
     from split_models.partition_tflite import Partitioner as TflitePartitioner
-    from split_models.prepare_tflite import prepare
+    from split_models.prepare_tflite import inputs_of, prepare
     from split_models.tflite_graph import index_bounds
 
     return Backend(
         format="tflite",
         channel_axis=-1,
+        inputs=inputs_of,
         prepare=prepare,
         partitioner=TflitePartitioner,
         whole=lambda prepared: prepared.data,

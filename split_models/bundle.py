@@ -24,6 +24,7 @@ from split_models.cuts import Cut, single_tensor_cuts
 from split_models.graph import Graph
 from split_models.measure import MeasureRun, time_calls, time_model
 from split_models.offer import offers
+from split_models.raw_input import still_input
 from split_models.recipes import recipe
 from split_models.seam import Seam
 from split_models.task import RecipeTask, SampledTask, Task
@@ -201,8 +202,8 @@ class _Build:
 
     def _cuts(self, folder: BundleFolder, graph: Graph, cuts: Sequence[Cut], seam: Seam) -> list[CutEntry]:
         trial = folder.path / f".trial.{self._backend.format}"
-        threads, inputs = self._limits.threads, frozenset(tensor.name for tensor in graph.inputs)
-        writer = CutWriter(folder, seam, self._runtime, self._measure, threads, self._backend.format, inputs)
+        threads, raw = self._limits.threads, still_input(graph)
+        writer = CutWriter(folder, seam, self._runtime, self._measure, threads, self._backend.format, raw)
 
         def error_of(cut: Cut, codec: str) -> float:
             self._step(f"try cut {cut.id} {codec}")

@@ -24,7 +24,7 @@ from split_models.seam import Seam
 class CutWriter:
     """Writes the files of offered cuts into a folder and measures them.
 
-    suffix: of the format's files. inputs: names of the whole model's inputs.
+    suffix: of the format's files. raw: names of tensors that still are the input, see split_models.raw_input.
     """
 
     folder: BundleFolder
@@ -33,7 +33,7 @@ class CutWriter:
     measure: MeasureRun
     threads: int
     suffix: str
-    inputs: frozenset[str] = frozenset()
+    raw: frozenset[str] = frozenset()
 
     def write(self, offered: Offered) -> CutEntry:
         """Make, write and measure head and tail. Raises EngineError when they do not load or run."""
@@ -56,7 +56,7 @@ class CutWriter:
             wire_bytes=wire_bytes(codec, parts.crossing),
             head_flops=cut.head_flops,
             error_ratio=offered.error_ratio,
-            sends_input=any(tensor.name in self.inputs for tensor in cut.crossing),
+            sends_input=any(tensor.name in self.raw for tensor in cut.crossing),
             answer_scale=answer.scales[0] if answer else 0.0,
             answer_zero=answer.zeros[0] if answer else 0,
         )

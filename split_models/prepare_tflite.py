@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from attrs import field, frozen
 
 from engines.model_inputs import unique_names
 from engines.tflite_shapes import shapes_by_runtime
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, EngineError
 from split_models.graph import Graph
+from split_models.input_shapes import InputPort
 from split_models.tflite_extract import extract, needed
 from split_models.tflite_files import (
     datatype_name,
@@ -29,7 +30,7 @@ from split_models.tflite_files import (
     signature_of,
     to_bytes,
 )
-from split_models.tflite_graph import analyse, graph_of
+from split_models.tflite_graph import DATATYPES, analyse, graph_of
 
 MAX_FOLDS = 64
 """Rounds of replacing SHAPE by its value; each may give the next its shape."""
@@ -77,6 +78,20 @@ def prepare(file: Path, input_shapes: Mapping[str, tuple[int, ...]]) -> Prepared
         model=whole,
         names={name: names[name] for name in kept},
     )
+
+
+def inputs_of(file: Path) -> Sequence[InputPort]:
+    """The inputs of a TFLite file. Raises EngineError when it is none, or takes what is no tensor of numbers."""
+    model = read_model(file)
+    _name_tensors(model)
+    main = model.subgraphs[0]
+    found = []
+    for tensor in (main.tensors[index] for index in indices(main.inputs)):
+        name, kind = tensor.name.decode(), datatype_name(tensor.type)
+        if kind not in DATATYPES:
+            raise EngineError(f"input {name!r} is {kind}, which no request can carry", next_step="serve another model")
+        found.append(InputPort(name, DATATYPES[kind], tuple(s if s >= 0 else None for s in signature_of(tensor))))
+    return tuple(found)
 
 
 def _name_tensors(model: Any) -> dict[str, str]:

@@ -24,7 +24,8 @@ MAX_OPERATORS = 65_536
 MAX_BUFFERS = 131_072
 MAX_NAMES_BYTES = 16 << 20
 MAX_RANK = 16
-MAX_ELEMENTS = 1 << 31
+MAX_ELEMENTS = 1 << 28
+"""Of one tensor: a gigabyte as FP32; a damaged shape must not take all memory when a part is loaded."""
 
 FILE_ID = b"TFL3"
 BUFFER_ALIGNMENT = 16

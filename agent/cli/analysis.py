@@ -10,12 +10,10 @@ from agent.cli.progress import ProgressBar
 from engines.model_files import sniff
 from protocol.errors import ConfigError
 from protocol.models import CatalogueEntry
-from split_models.analyse_file import Asked, analyse_file, ports_of
+from split_models.analyse_file import Asked, analyse_file
 from split_models.analysis import Analysis, Conditions
-from split_models.backend import backend_of
+from split_models.backend import CUTTABLE, backend_of
 from split_models.input_shapes import parse_shapes, read_sample, resolve
-
-CUTTABLE = ("onnx", "tflite")
 
 
 def fixed_shapes(file: Path, texts: Sequence[str], sample: Path | None) -> Mapping[str, tuple[int, ...]]:
@@ -29,8 +27,7 @@ def fixed_shapes(file: Path, texts: Sequence[str], sample: Path | None) -> Mappi
     kind = sniff(file)
     if kind not in CUTTABLE:
         raise ConfigError(f"{kind} models have no input shapes", next_step="leave it out", field="input_shape")
-    backend = backend_of(kind)
-    ports = ports_of(file, backend, backend.runtime())
+    ports = backend_of(kind).inputs(file)
     sampled = read_sample(sample, ports) if sample is not None else ()
     resolve(ports, asked, sampled)
     return {tensor.name: tensor.shape for tensor in sampled} | asked

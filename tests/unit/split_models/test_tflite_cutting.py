@@ -21,7 +21,7 @@ from split_models.codec import FP16, INT8, RAW, affine_for, halve, quantise
 from split_models.cuts import Cut, single_tensor_cuts
 from split_models.graph import GraphTensor
 from split_models.partition_tflite import Partitioner
-from split_models.prepare_tflite import Prepared, prepare
+from split_models.prepare_tflite import Prepared, inputs_of, prepare
 from split_models.tflite_files import MAX_MODEL_BYTES, indices, operator_name, parse_model, to_bytes
 from split_models.tflite_graph import index_bounds
 from tests.unit.split_models.tflite_models import Drawn, chain, int8_net
@@ -442,6 +442,29 @@ def test_an_absent_file_and_one_that_is_too_large(tmp_path: Path) -> None:
         sparse.truncate(MAX_MODEL_BYTES + 1)
     with pytest.raises(EngineError, match="is over"):
         prepare(tmp_path / "huge.tflite", {})
+
+
+def test_a_name_that_is_no_text_is_no_crash(tmp_path: Path) -> None:
+    """The library itself raises a bare UnicodeDecodeError when such a file's ports are read."""
+    drawn = chain("x", "abcdef", "y")
+    drawn.last.tensors[2].name = b"\xff\xfe"
+    file = drawn.save(tmp_path / "m.tflite")
+    with pytest.raises(EngineError, match="not a model that"):
+        TfliteRuntime().load(file, 1)
+    prepared = prepare(file, {})
+    assert [t.name for t in prepared.graph.outputs] == ["\ufffd\ufffd"]
+
+
+def test_inputs_are_read_without_the_runtime(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
+    free = free_batch().save(tmp_path / "free.tflite")
+    assert [(p.name, p.datatype, p.sizes) for p in inputs_of(free)] == [("x", "FP32", (None, 4))]
+    assert [(p.name, p.sizes) for p in inputs_of(model_file(FACE))] == [("input", SHAPE)]
+    broken = tmp_path / "broken.tflite"
+    broken.write_bytes(free.read_bytes()[:300])
+    with pytest.raises(EngineError, match="damaged"):
+        inputs_of(broken)
+    with pytest.raises(EngineError, match="shape"):
+        inputs_of(chain("x", "y", shape=(1 << 14, 1 << 15)).save(tmp_path / "vast.tflite"))
 
 
 SOUND = int8_net().data()
