@@ -241,6 +241,9 @@ class ControlSide:
         if self.connector is not None:
             self.connector.on_coordinator(state)
 
+    def _on_coordinator_gone(self) -> None:
+        self.told_webrtc = False
+
     def _open_session(self, host: str, port: int) -> Control:
         # The MQTT library is not on the way to READY.
         from links.mqtt import MqttChannel, MqttSettings
@@ -277,6 +280,7 @@ class ControlSide:
                 on_deaf=self.connector.on_deaf,
                 wall=self.wall,
                 on_signal=self.on_signal,
+                on_coordinator_gone=self._on_coordinator_gone,
             ),
         )
 

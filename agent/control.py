@@ -38,6 +38,10 @@ def _no_signal(delivery: Delivery) -> None:
     """For sessions that negotiate nothing."""
 
 
+def _not_told() -> None:
+    """For whom a goodbye changes nothing."""
+
+
 @frozen(kw_only=True)
 class ControlPorts:
     """What the control way tells the rest of the agent; all are called on the event loop and do not block."""
@@ -47,6 +51,7 @@ class ControlPorts:
     on_deaf: Callable[[], None]
     wall: WallClock
     on_signal: Callable[[Delivery], None] = _no_signal
+    on_coordinator_gone: Callable[[], None] = _not_told
 
 
 def presence(state: str, epoch: int, boot: str, unix_s: float) -> bytes:
@@ -209,7 +214,8 @@ class Control:
 
     def _on_coordinator(self, delivery: Delivery) -> None:
         if not delivery.payload:
-            return  # it said goodbye; where it was may still be where it comes back
+            self._ports.on_coordinator_gone()  # where it was may still be where it comes back
+            return
         try:
             found = decode(CoordinatorState, delivery.payload, what="the coordinator's state")
             check_schema(found.schema, COORDINATOR_SCHEMA)

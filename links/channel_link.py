@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from links.channel_messages import FRAGMENT_BYTES, Head, Open
-from links.channel_session import Session, Stream
+from links.channel_session import Session
+from links.channel_stream import Stream
 from links.http import MAX_ERROR_BODY_BYTES, MAX_REPLY_BYTES, server_seconds
 from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply, WireTimes
 from links.transfer_log import Sink, Transfer, TransferLog

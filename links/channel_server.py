@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from links.channel_link import ChannelFrames
 from links.channel_messages import Head, Open
-from links.channel_session import Stream
+from links.channel_stream import Stream
 from links.port import FrameRoute, Request, Response, Route
 from links.router import Router
 from protocol.errors import BadRequest, LinkClosed, MidstreamError, RejectedError, TooLarge

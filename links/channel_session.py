@@ -11,35 +11,27 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 
 from attrs import frozen
 
 from links.channel_messages import (
-    FRAGMENT_BYTES,
     Bye,
-    Credit,
-    Data,
-    Head,
     Message,
     Open,
     Ping,
     Pong,
     Reset,
-    cost_of,
     decode_message,
     encode_data,
     encode_message,
 )
+from links.channel_stream import Stream
 from links.port import MessageChannel
 from protocol.clock import Clock
 from protocol.errors import LinkClosed, ProtocolError
 
 log = logging.getLogger("midstream.links.channel")
-
-WINDOW_COST = 1 << 20
-"""What a peer may have on its way to one reader."""
 
 MAX_BUFFERED_BYTES = 4 << 20
 """A peer that asks for answers and does not take them is left when this much waits for it."""
@@ -61,161 +53,6 @@ class SessionSettings:
     silent_s: float = 15.0
     streams: int = 64
     bye_s: float = 2.0
-
-
-class Stream:
-    """One stream; made by a Session. Not for several readers at once."""
-
-    def __init__(self, session: Session, number: int, frames: bool, accepted: bool) -> None:
-        self._session = session
-        self.number = number
-        self._frames = frames
-        self._accepted = accepted
-        self._parts: deque[Data] = deque()
-        self._head: Head | None = None
-        self._credit = self._room = WINDOW_COST
-        self._owed = 0
-        self._ended = self._sent_last = self._left = False
-        self._failure: str | None = None
-        self._changed = asyncio.Event()
-        self.on_gone: Callable[[], object] = lambda: None
-        """Called once when the peer leaves the stream in the middle, or altogether."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the peer has said its last on this stream."""
-        return self._ended
-
-    @property
-    def gone(self) -> bool:
-        """Whether it can be used no more."""
-        return self._failure is not None
-
-    async def head(self) -> Head:
-        """The beginning of the answer. Raises LinkClosed."""
-        while self._head is None:
-            self._check()
-            await self._changed.wait()
-        return self._head
-
-    def answer(self, head: Head) -> None:
-        """Begin the answer (server side)."""
-        self._check()
-        self._session.send_now(self.number, head)
-
-    async def send(self, data: bytes, *, frame_end: bool = False, last: bool = False, until_head: bool = False) -> bool:
-        """Send in fragments, each when there is credit and room. Raises LinkClosed.
-
-        until_head: stop when the answer begins before all is sent; False is returned then.
-        """
-        view, at = memoryview(data), 0
-        while True:
-            part = view[at : at + FRAGMENT_BYTES]
-            at += len(part)
-            whole = at >= len(view)
-            if not await self._has_credit(cost_of(part, last), until_head):
-                return False
-            await self._session.send_in_turn(self, part, frame_end=frame_end and whole, last=last and whole)
-            if whole:
-                self._sent_last = last
-                return True
-
-    def end(self) -> None:
-        """Say that nothing follows, without waiting for anything. Raises LinkClosed."""
-        if not self._sent_last:
-            self.check_open()
-            self._session.send_now(self.number, Data(b"", last=True))
-            self._sent_last = True
-
-    async def receive(self) -> Data | None:
-        """The next part, None after the last. Raises LinkClosed once what has arrived is read."""
-        while not self._parts:
-            if self._ended:
-                return None
-            self._check()
-            await self._changed.wait()
-        part = self._parts.popleft()
-        self._give_back(cost_of(part.data, part.last))
-        return part
-
-    def leave(self, reason: str = "not wanted any more") -> None:
-        """Done with it: a stream that is whole is forgotten, any other one is reset."""
-        if self._left:
-            return
-        self._left = True
-        self._session.forget(self)
-        if self._failure is None and not self._whole():
-            self._session.send_now(self.number, Reset(reason), lenient=True)
-        self._failure = self._failure or reason
-        self._parts.clear()
-        self._notify()
-
-    def _whole(self) -> bool:
-        """Whether the other side needs no word of it: an exchange is over with its answer, frames with either's end."""
-        if self._frames:
-            return self._ended or self._sent_last
-        return self._sent_last if self._accepted else self._ended
-
-    def take(self, message: Message) -> None:
-        """A message of the peer. Raises ProtocolError."""
-        match message:
-            case Data():
-                self._take_data(message)
-            case Head() if self._head is None:
-                self._head = message
-            case Credit():
-                self._credit = min(self._credit + message.cost, WINDOW_COST)
-            case Reset():
-                self.fail(f"{self._session.peer} left the stream: {message.reason}")
-            case _:
-                raise ProtocolError(f"{type(message).__name__} does not belong here", field="kind")
-        self._notify()
-
-    def fail(self, why: str) -> None:
-        """The peer is gone from this stream."""
-        if self._failure is None and not self._left:
-            self._failure = why
-            self._session.forget(self)
-            self._notify()
-            self.on_gone()
-
-    def check_open(self) -> None:
-        """Raise LinkClosed when nothing can be sent: the peer left, or ended a frame stream, which ends both ways."""
-        self._check()
-        if self._frames and self._ended:
-            raise LinkClosed(f"{self._session.peer} closed the stream")
-
-    def _take_data(self, part: Data) -> None:
-        self._room -= cost_of(part.data, part.last)
-        if self._room < 0 or self._ended:
-            raise ProtocolError("more data than there was room for", field="credit")
-        self._parts.append(part)
-        self._ended = part.last
-
-    def _give_back(self, cost: int) -> None:
-        self._owed += cost
-        if self._owed >= WINDOW_COST // 4 and not self._ended and self._failure is None:
-            owed, self._owed = self._owed, 0
-            self._room += owed
-            self._session.send_now(self.number, Credit(owed), lenient=True)
-
-    async def _has_credit(self, cost: int, until_head: bool) -> bool:
-        while self._credit < cost:
-            if until_head and self._head is not None:
-                return False
-            self.check_open()
-            await self._changed.wait()
-        self.check_open()
-        self._credit -= cost
-        return not (until_head and self._head is not None)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise LinkClosed(self._failure)
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
 
 Accept = Callable[[Stream, Open], None]
@@ -250,6 +87,7 @@ class Session:
         self._highest = 0
         self._turn = asyncio.Lock()
         self._heard_s = self._used_s = clock()
+        self._sent_bytes = 0
         self._pings = 0
         self._pinged_s: float | None = None
         self._round_trip_s = FIRST_ROUND_TRIP_S
@@ -278,7 +116,7 @@ class Session:
         if self.why:
             raise LinkClosed(f"the link to {self.peer} is down: {self.why}")
         message = encode_message(self._highest + 1, opening)
-        self._channel.send(message)
+        self._put(message)
         self._highest += 1
         stream = self._streams[self._highest] = Stream(self, self._highest, opening.frames, False)
         self._prove_later()
@@ -296,7 +134,7 @@ class Session:
         """Say goodbye after everything that was sent, wait a bounded time for the other side's, close the channel."""
         if not self.why:
             with contextlib.suppress(LinkClosed, TimeoutError):
-                self._channel.send(encode_message(0, Bye()))
+                self._put(encode_message(0, Bye()))
                 async with asyncio.timeout(self._settings.bye_s):
                     await self._bye_seen.wait()
         self._end("closed here")
@@ -307,8 +145,12 @@ class Session:
         async with self._turn:
             await self._channel.room()
             stream.check_open()
-            self._channel.send(encode_data(stream.number, part, frame_end=frame_end, last=last))
+            self._put(encode_data(stream.number, part, frame_end=frame_end, last=last))
         self._prove_later()
+
+    def _put(self, message: bytes) -> None:
+        self._channel.send(message)
+        self._sent_bytes += len(message)
 
     def send_now(self, number: int, message: Message, *, lenient: bool = False) -> None:
         """A small message past the queue. lenient: a session that has ended takes it in silence."""
@@ -317,7 +159,7 @@ class Session:
         try:
             if self.why:
                 raise LinkClosed(self.why)
-            self._channel.send(encode_message(number, message))
+            self._put(encode_message(number, message))
             if number:
                 self._prove_later()
         except LinkClosed:
@@ -414,7 +256,7 @@ class Session:
 
     async def _watch(self) -> None:
         """Ping, and end the session of a peer that has fallen silent."""
-        settings = self._settings
+        settings, waiting_bytes, left_bytes = self._settings, 0, 0
         while True:
             began_s = self._clock()
             self._ping()
@@ -423,6 +265,11 @@ class Session:
             if late_s > settings.ping_s:
                 # Nobody could have been heard: this loop itself stood still.
                 self._heard_s += late_s
+            before_bytes, waiting_bytes = waiting_bytes, self._channel.buffered_bytes
+            gone_bytes, left_bytes = left_bytes, self._sent_bytes - waiting_bytes
+            if before_bytes > 0 and left_bytes > gone_bytes:
+                # On a slow link our ping waits behind what was sent; what leaves a full buffer was confirmed to SCTP.
+                self._heard_s = self._clock()
             silent_s = self._clock() - self._heard_s
             if silent_s > settings.silent_s:
                 self._end(f"{self.peer} said nothing for {silent_s:.0f} s")

@@ -12,7 +12,8 @@ from attrs import define, field
 from links.channel_link import ChannelFrames, ChannelLink
 from links.channel_messages import FRAGMENT_BYTES, Data, Head, Open, decode_message, encode_message
 from links.channel_server import ChannelServer, Peer
-from links.channel_session import WINDOW_COST, Session, SessionSettings, Stream
+from links.channel_session import Session, SessionSettings
+from links.channel_stream import WINDOW_COST, Stream
 from links.port import FrameRoute, FrameStream, Request, Response, Route
 from protocol.errors import LinkClosed, LinkError, LinkTimeout
 from tests.unit.links.data_channels import MemoryChannel, memory_channels
@@ -86,6 +87,22 @@ async def test_a_silent_peer_is_gone(ends: Ends) -> None:
     with pytest.raises(LinkClosed, match="said nothing"):
         await stream.receive()
     assert "said nothing" in await ends.near.closed()
+
+
+async def test_a_slow_link_whose_buffer_drains_is_not_a_silent_peer(ends: Ends) -> None:
+    """The pings wait behind what was sent before them: nothing comes back for longer than the peer may be silent."""
+    ends.theirs.held = True
+    stream = await ends.near.open(Open("POST", "/"))
+    ends.ours.held = True
+    sending = asyncio.ensure_future(stream.send(bytes(60 * FRAGMENT_BYTES)))
+    for _ in range(20):
+        await asyncio.sleep(QUICK.silent_s / 10)
+        ends.ours.held = False
+        ends.ours.flush()
+        ends.ours.held = True
+    assert ends.near.why == ""
+    assert await ends.near.closed(), "with a buffer that does not drain one side or the other notices"
+    await asyncio.gather(sending, return_exceptions=True)
 
 
 async def test_a_loop_that_stood_still_is_not_taken_for_a_dead_peer(ends: Ends) -> None:
