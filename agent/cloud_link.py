@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from links.port import CountingStream, FrameStream, Link, RejectedStatus, Reply
+from links.port import CountingStream, DoubledLink, FrameStream, Link, RejectedStatus, Reply
 from protocol.errors import LinkClosed, LinkError, LinkTimeout
 
 # One slow answer says little; several in a row say that nobody is there.
@@ -77,6 +77,13 @@ class CloudLink:
         except LinkError as err:
             self._note(err)
             raise
+
+    def again(self) -> Link:
+        """Another link to where this one leads now, for another event loop. From any thread; raises LinkError."""
+        link = self._current()
+        if not isinstance(link, DoubledLink):
+            raise LinkError(f"there is one link of the kind of {self._name} at a time")
+        return link.again()
 
     async def close(self) -> None:
         link, self._link = self._link, None

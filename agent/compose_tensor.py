@@ -14,6 +14,7 @@ from agent.config import AgentConfig
 from agent.health import Health
 from engines.catalogue import load_catalogue
 from engines.executor import BoundedExecutor
+from engines.laned import NICENESS, LanedEndpoint
 from engines.local import LocalEndpoint
 from engines.measure import Effort, tensor_probes
 from engines.pool import ModelPool
@@ -43,6 +44,7 @@ FORMATS = frozenset({"onnx", "tflite"})
 PROBE_EFFORT = Effort(runs=5, budget_s=1.5)
 LEAST_BUDGET_BYTES = 256 << 20
 PICTURE_WAIT_S = 2.0
+POST_WAIT_S = 0.05
 # Heads come right after the first connection; a benchmark that cannot see them would have to be done again.
 HEADS_WAIT_S = 25.0
 POLL_S = 0.25
@@ -88,7 +90,9 @@ class TensorSide:
         self._emit = emit
         self._store = ChosenStore(config)
         ways = (cloud,) if second is None else (cloud, second)
-        self._twins = {link.name: RemoteTwin(link, sink=self._sample, clock=clock) for link in ways}
+        # Answers of requests that can wait are worked on here and by the reader of their own stream.
+        self._post = BoundedExecutor("post", 1, POST_WAIT_S, clock, emit, niceness=NICENESS)
+        self._twins = {link.name: self._twin(link, clock) for link in ways}
         self._far = {link.name: (link, Remote(self._twins[link.name], link)) for link in ways}
         self.sink = collecting(self._sample)
         cores = usable_cores()
@@ -192,6 +196,10 @@ class TensorSide:
         """Model runs may wait this long from now on."""
         self._executor.set_wait_target(seconds)
 
+    def _twin(self, link: CloudLink, clock: Clock) -> RemoteTwin:
+        lane = LanedEndpoint(link.name, link.again, self._post, sink=self._sample, clock=clock)
+        return RemoteTwin(link, sink=self._sample, clock=clock, bulk=lane)
+
     def _complete(self, name: str) -> bool:
         plan = self._way.runners[name].plan
         here = set(self._local.names())
@@ -243,6 +251,7 @@ class TensorSide:
         await self._local.close()
         await asyncio.to_thread(self._executor.close)
         await asyncio.to_thread(self._pictures.close)
+        await asyncio.to_thread(self._post.close)
 
 
 def bounded(policy: SplitPolicy, strategy: Strategy) -> SplitPolicy:

@@ -14,14 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
-
-from attrs import frozen
+from typing import Any, TypeVar
 
 from engines.executor import BoundedExecutor, stand_back
-from engines.port import TensorAnswer
+from engines.port import TensorAnswer, Worked
 from engines.remote_frames import FramesEndpoint
-from links.port import Link
+from links.port import FrameStream, Link
 from protocol.clock import Clock
 from protocol.errors import LinkClosed, LinkTimeout, MidstreamError
 from protocol.events import TransferSample
@@ -40,24 +38,14 @@ NICENESS = 10
 OPEN_S = 10.0
 
 
-@frozen
-class Worked(Generic[T]):
-    """An answer, what was made of it, and the seconds that the work waited and ran."""
-
-    answer: TensorAnswer
-    result: T
-    wait_s: float
-    run_s: float
-
-
 class LanedEndpoint:
     """A TensorEndpoint with a reader's lane. Methods are for the house's event loop.
 
     Args:
         link: the name that samples carry.
-        open_link: makes a link to the server; called in the lane's thread, where that link lives.
+        open_link: makes a link to the server, for each stream anew; called in the lane's thread, where that link lives.
         executor: where answers are worked on; the lane runs what finds no room there.
-        sink: takes samples on the loop that `start` was called on.
+        sink: takes samples on the house's loop.
     """
 
     def __init__(
@@ -83,32 +71,48 @@ class LanedEndpoint:
         self._frames: FramesEndpoint | None = None
         self._ready: Future[None] = Future()
         self._stop: asyncio.Event | None = None
+        self._link: Link | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"{link}-lane", daemon=True)
 
     async def start(self) -> None:
-        """Start the thread; the stream is opened by the first request. Raises what making the link raised."""
-        self._home = asyncio.get_running_loop()
-        self._thread.start()
-        await asyncio.wait_for(asyncio.wrap_future(self._ready), OPEN_S)
+        """Start the thread unless it runs; the first request does it too, and opens the stream. Raises LinkClosed."""
+        async with self._starting:
+            if self._closed:
+                raise LinkClosed(f"the lane to {self._name} was closed", next_step="another arm answers meanwhile")
+            if self._home is None:
+                self._home = asyncio.get_running_loop()
+                self._thread.start()
+                await asyncio.wait_for(asyncio.wrap_future(self._ready), OPEN_S)
 
     async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
         """As FramesEndpoint.infer; nothing is worked on here."""
+        await self.start()
         return await self._in_lane(self._endpoint().infer(model, inputs, deadline_s))
 
     async def infer_then(
-        self, model: str, inputs: Sequence[Tensor], deadline_s: float, work: Callable[[TensorAnswer], T]
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        work: Callable[[TensorAnswer], T],
+        *,
+        packed: bool = False,
     ) -> Worked[T]:
         """Ask, then do `work` with the answer on the executor or in the lane, all within `deadline_s`.
 
+        packed: send and ask for zstd data, where both sides have it.
         Raises what the server, the link or `work` raised; LinkTimeout when time ran out.
         """
+        await self.start()
         home = asyncio.get_running_loop()
         done: asyncio.Future[Worked[T]] = home.create_future()
 
         def on_answer(answer: TensorAnswer, used: Callable[[], None]) -> None:
             self._hand_in(answer, used, work, home, done)
 
-        asking = self._endpoint().infer_then(model, inputs, deadline_s, on_answer)
+        asking = self._endpoint().infer_then(model, inputs, deadline_s, on_answer, packed=packed)
         try:
             async with asyncio.timeout(deadline_s):
                 await self._in_lane(asking)
@@ -128,6 +132,7 @@ class LanedEndpoint:
 
     async def close(self) -> None:
         """End the stream, its link and the thread. The executor belongs to who made it."""
+        self._closed = True
         loop, stop = self._loop, self._stop
         if loop is not None and stop is not None:
             with contextlib.suppress(RuntimeError):  # the lane has ended by itself
@@ -194,16 +199,23 @@ class LanedEndpoint:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        link = self._open_link()
         self._frames = FramesEndpoint(
-            self._name, link.open, sink=self._to_home, clock=self._clock, credit_bytes=self._credit_bytes
+            self._name, self._open, sink=self._to_home, clock=self._clock, credit_bytes=self._credit_bytes
         )
         self._ready.set_result(None)
         try:
             await self._stop.wait()
         finally:
             await self._frames.close()
-            await link.close()
+            if self._link is not None:
+                await self._link.close()
+
+    async def _open(self, path: str) -> FrameStream:
+        """A stream over a link of its own: the one before may lead to where the server is no more."""
+        old, self._link = self._link, self._open_link()
+        if old is not None:
+            await old.close()
+        return await self._link.open(path)
 
     def _to_home(self, sample: TransferSample) -> None:
         home = self._home

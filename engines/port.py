@@ -5,9 +5,9 @@ Implementations map every foreign exception to EngineError, LinkError or Rejecte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from attrs import field, frozen
 
@@ -15,6 +15,8 @@ from links.port import WireTimes
 from protocol.events import TransferSample
 from protocol.tensors import Tensor, TensorSpec
 from protocol.text import TextCapabilities, TextRequest, Token
+
+T = TypeVar("T")
 
 
 class TensorModel(Protocol):
@@ -88,6 +90,41 @@ class CompressingEndpoint(Protocol):
 
     def compressing(self) -> TensorEndpoint | None:
         """The same far end with zstd bodies; None unless its server said that it takes them."""
+        ...
+
+
+@frozen
+class Worked(Generic[T]):
+    """An answer, what was made of it, and the seconds that this work waited and ran."""
+
+    answer: TensorAnswer
+    result: T
+    wait_s: float
+    run_s: float
+
+
+class WorkingEndpoint(Protocol):
+    """A far end whose answers are worked on before the next one is read, so that a burst of them fills no queue."""
+
+    async def infer_then(
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        work: Callable[[TensorAnswer], T],
+        *,
+        packed: bool = False,
+    ) -> Worked[T]:
+        """Ask, then do `work`, which may block, within `deadline_s`. Raises what asking or `work` raised."""
+        ...
+
+
+@runtime_checkable
+class BurstEndpoint(Protocol):
+    """A far end that may have a stream of its own for requests that can wait."""
+
+    def working(self) -> WorkingEndpoint | None:
+        """The same far end by that stream; None where there is none."""
         ...
 
 

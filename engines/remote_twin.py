@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from engines.port import TensorAnswer, TensorEndpoint
+from engines.laned import LanedEndpoint
+from engines.port import TensorAnswer, TensorEndpoint, Worked, WorkingEndpoint
 from engines.remote_frames import FramesEndpoint
 from engines.remote_oip import RemoteEndpoint
 from links.port import Link, RejectedStatus
@@ -20,11 +22,14 @@ from protocol.events import TransferSample
 from protocol.tensor_frames import TENSOR_FRAMES
 from protocol.tensors import Tensor
 
+T = TypeVar("T")
+
 
 class RemoteTwin:
     """Asks the far end of a Link, whichever way it speaks. For one event loop.
 
-    sink: takes the samples of frames; those of exchanges come from the link itself.
+    sink: takes the samples of frames; those of exchanges come from the link itself. bulk: a stream of its own, with a
+    lane, for requests that can wait.
     """
 
     def __init__(
@@ -33,7 +38,9 @@ class RemoteTwin:
         *,
         sink: Callable[[TransferSample], None] = lambda sample: None,
         clock: Clock = time.monotonic,
+        bulk: LanedEndpoint | None = None,
     ) -> None:
+        self._bulk = bulk
         self._exchanges = RemoteEndpoint(link)
         self._frames = FramesEndpoint(link.name, link.open, sink=sink, clock=clock)
 
@@ -59,13 +66,36 @@ class RemoteTwin:
         packed = self._frames.compressing()
         return _Packed(self, packed) if packed is not None else self._exchanges.compressing()
 
+    def working(self) -> WorkingEndpoint | None:
+        """The same server by the stream for requests that can wait; None until it said that it speaks frames."""
+        return self if self._bulk is not None and self.pipelined else None
+
+    async def infer_then(
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        work: Callable[[TensorAnswer], T],
+        *,
+        packed: bool = False,
+    ) -> Worked[T]:
+        """As LanedEndpoint.infer_then, for whom `working` gave."""
+        assert self._bulk is not None
+        try:
+            return await self._bulk.infer_then(model, inputs, deadline_s, work, packed=packed)
+        except LinkError:
+            self._exchanges.forget()
+            raise
+
     def under_way(self) -> TransferSample | None:
         """The oldest request that is on its way in frames."""
         return self._frames.under_way()
 
     async def close(self) -> None:
-        """End the stream. The link belongs to who made it."""
+        """End the streams. The link belongs to who made it."""
         await self._frames.close()
+        if self._bulk is not None:
+            await self._bulk.close()
 
     async def _by_frames(
         self, endpoint: TensorEndpoint, model: str, inputs: Sequence[Tensor], deadline_s: float

@@ -189,6 +189,13 @@ class HttpLink:
     def base_url(self) -> str:
         return self._base_url
 
+    def again(self) -> HttpLink:
+        """Another link to the same peer with the same identity, for another event loop; it gives no samples."""
+        return HttpLink(
+            self._name, self._base_url, ssl=self._ssl, clock=self._clock, connect_s=self._connect_s,
+            heartbeat_s=self._heartbeat_s, max_reply_bytes=self._max_reply_bytes, headers=self._headers,
+        )  # fmt: skip
+
     def under_way(self) -> TransferSample | None:
         """The oldest transfer that is being sent and has not been answered; `seconds` is its age."""
         sending = [t for t in self._running.values() if t.sending_s is not None]

@@ -144,6 +144,15 @@ class Link(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class DoubledLink(Protocol):
+    """A Link of which there can be another one, to the same peer with the same identity."""
+
+    def again(self) -> Link:
+        """A link of its own, for another event loop, without samples."""
+        ...
+
+
 @frozen
 class Delivery:
     """One MQTT message."""

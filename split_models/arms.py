@@ -13,9 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from engines.port import CompressingEndpoint, TensorAnswer, TensorEndpoint
+from engines.port import BurstEndpoint, CompressingEndpoint, TensorAnswer, TensorEndpoint, WorkingEndpoint
 from protocol.clock import Clock
 from protocol.errors import EngineError, LinkError, MidstreamError
+from protocol.models import CutEntry
 from protocol.oip import bytes_tensor
 from protocol.tensors import Tensor, TensorSpec
 from split_models.arm_cost import Arm
@@ -24,6 +25,9 @@ from split_models.recipes import Made
 from split_models.sanity import check_outputs
 
 T = TypeVar("T")
+
+_Finished = tuple[tuple[Tensor, ...], float, float]
+"""What the recipe made of the outputs, and the seconds that it waited and ran."""
 
 IMAGE = "image"
 """Input name under which any recipe takes an encoded picture."""
@@ -88,7 +92,8 @@ class ArmAnswer:
 class Work:
     """One request's input. `made` is filled by the first arm that needs it: a second one need not decode again.
 
-    before_s, before_queue_s: what making it took, and the wait for that. making: one arm at a time makes it.
+    before_s, before_queue_s: what making it took, and the wait for that. making: one arm at a time makes it. can_wait:
+    it may stand behind others, so that a burst of such requests costs nobody else anything.
     """
 
     encoded: bytes | memoryview | None
@@ -97,6 +102,7 @@ class Work:
     before_s: float = 0.0
     before_queue_s: float = 0.0
     making: asyncio.Lock = field(factory=asyncio.Lock)
+    can_wait: bool = False
 
 
 class Arms:
@@ -139,9 +145,8 @@ class Arms:
         cut = plan.cut(arm)
         made = await self._before(plan, work)
         head, queue_s = await self._here(plan.head(cut), made, ends_s, load=False)
-        tail, there = await self._ask(arm, plan, plan.tail(cut), head.outputs, plan.answers(cut), self._left(ends_s))
-        outputs = plan.plain(cut, tuple(tail.outputs))
-        after, after_queue_s, after_s = await self._after(plan, work, made, outputs)
+        tail, there, finished = await self._ended(arm, plan, cut, work, made, head.outputs, self._left(ends_s))
+        after, after_queue_s, after_s = finished
         spent = evolve(
             there,
             queue_s=work.before_queue_s + queue_s + after_queue_s,
@@ -161,6 +166,41 @@ class Arms:
         down_bytes = sum(tensor.size_bytes for tensor in answer.outputs)
         spent = evolve(there, up_bytes=len(work.encoded), down_bytes=down_bytes)
         return ArmAnswer(tuple(answer.outputs), answer.digest or plan.manifest.digest, spent)
+
+    async def _ended(
+        self,
+        arm: Arm,
+        plan: ModelPlan,
+        cut: CutEntry,
+        work: Work,
+        made: Made,
+        crossing: Sequence[Tensor],
+        deadline_s: float,
+    ) -> tuple[TensorAnswer, Spent, _Finished]:
+        """The tail's answer and what the recipe makes of it: in the link's own lane for requests that can wait."""
+        lane = working(self._plain_remote(arm)) if work.can_wait and work.encoded is not None else None
+        if lane is None or plan.recipe is None:
+            tail, there = await self._ask(arm, plan, plan.tail(cut), crossing, plan.answers(cut), deadline_s)
+            return tail, there, await self._after(plan, work, made, plan.plain(cut, tuple(tail.outputs)))
+        recipe = plan.recipe
+
+        def finish(answer: TensorAnswer) -> tuple[Tensor, ...] | MidstreamError:
+            _check_digest(answer, plan)
+            outputs = check_outputs(answer.outputs, plan.answers(cut))
+            try:
+                return recipe.after(plan.plain(cut, tuple(outputs)), made.context)
+            except MidstreamError as err:
+                return err  # this device's own, not the far end's
+
+        sent_s = self._clock()
+        try:
+            done = await lane.infer_then(plan.tail(cut), crossing, deadline_s, finish, packed=arm.compressed)
+        except MidstreamError as err:
+            raise FarEndError(err) from err
+        if isinstance(done.result, MidstreamError):
+            raise done.result
+        there_s = self._clock() - sent_s - done.wait_s - done.run_s
+        return done.answer, _there(done.answer, max(0.0, there_s)), (done.result, done.wait_s, done.run_s)
 
     async def _here(self, model: str, made: Made, ends_s: float, *, load: bool) -> tuple[TensorAnswer, float]:
         """A model of this device, and the seconds that were not its run: waiting, and coming back."""
@@ -207,10 +247,14 @@ class Arms:
         return await timed(self._compute, self._clock, plan.recipe.after, outputs, made.context)
 
     def _remote(self, arm: Arm) -> TensorEndpoint:
+        remote = self._plain_remote(arm)
+        return compressing(remote) or remote if arm.compressed else remote
+
+    def _plain_remote(self, arm: Arm) -> TensorEndpoint:
         remote = self._remotes(arm.link) if arm.link else None
         if remote is None:
             raise EngineError(f"nobody answers at the far end of {arm.link}", next_step="the device answers meanwhile")
-        return compressing(remote) or remote if arm.compressed else remote
+        return remote
 
     def _left(self, ends_s: float) -> float:
         left_s = ends_s - self._clock()
@@ -222,6 +266,11 @@ class Arms:
 def compressing(endpoint: TensorEndpoint) -> TensorEndpoint | None:
     """The same far end with compressed bodies; None where it does not take them."""
     return endpoint.compressing() if isinstance(endpoint, CompressingEndpoint) else None
+
+
+def working(endpoint: TensorEndpoint) -> WorkingEndpoint | None:
+    """The same far end by a stream for requests that can wait; None where there is none."""
+    return endpoint.working() if isinstance(endpoint, BurstEndpoint) else None
 
 
 async def timed(compute: Compute, clock: Clock, fn: Callable[..., T], *args: Any) -> tuple[T, float, float]:

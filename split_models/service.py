@@ -25,6 +25,9 @@ LOADING_RETRY_S = 2.0
 """Models of this way are in memory within a second or two each."""
 
 
+USERS_PRIORITY = 1
+
+
 def _none_loading(name: str) -> bool:
     return False
 
@@ -160,7 +163,8 @@ class Service:
         self, runner: Runner, request: InferRequest, encoded: bytes | None, deadline_s: float
     ) -> Served:
         tensors = request.inputs if encoded is not None else await self._widened(request)
-        answer = await runner.infer(Work(encoded=encoded, tensors=tensors), request.id, deadline_s)
+        work = Work(encoded=encoded, tensors=tensors, can_wait=can_wait(request))
+        answer = await runner.infer(work, request.id, deadline_s)
         spent = answer.spent
         return Served(
             answer.outputs, answer.digest, str(answer.arm), spent.queue_s, spent.compute_s, reason=answer.reason
@@ -199,6 +203,17 @@ class Service:
         return tuple(
             _widen(tensor) if tensor.datatype == "FP16" and tensor.name in wide else tensor for tensor in request.inputs
         )
+
+
+def can_wait(request: InferRequest) -> bool:
+    """`priority` of a request: 1 (or 0, or none) for one that a user waits for, more for what may stand behind others.
+
+    The name and the order are Triton's. Raises BadRequest for what is no such number.
+    """
+    priority = request.parameters.get("priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
+        raise BadRequest(f"{priority!r} is not a priority", next_step="0, 1, or more", field="parameters.priority")
+    return priority > USERS_PRIORITY
 
 
 def encoded_input(request: InferRequest, shown: Shown) -> bytes | None:

@@ -32,6 +32,9 @@ class Fake(FakeTensorEndpoint):
     async def describe(self, name: str) -> tuple[list[TensorSpec], list[TensorSpec], str]:
         return [], [], ""
 
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None:
+        return None
+
     def loaded(self, name: str) -> bool:
         return True
 
@@ -134,6 +137,18 @@ async def test_a_lane_whose_link_cannot_be_made_says_why() -> None:
 
     lane = LanedEndpoint("cloud", broken, executor)
     with pytest.raises(LinkError, match="no network card"):
-        await lane.start()
+        await lane.infer("double", [X], 5.0)
     await lane.close()
+    with pytest.raises(LinkClosed):
+        await lane.infer("double", [X], 5.0)
     executor.close()
+
+
+async def test_each_stream_goes_over_a_link_of_its_own(house: House) -> None:
+    """The coordinator may have moved since the last one."""
+    await house.lane.infer("double", [X], 5.0)
+    first = house.lane._link
+    assert house.lane._frames is not None
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(house.lane._frames.close(), house.lane._loop))  # type: ignore[arg-type]
+    await house.lane.infer("double", [X], 5.0)
+    assert house.lane._link is not first
