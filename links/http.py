@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
-from attrs import define
+from attrs import define, evolve
 
 from links.frames import WebSocketFrames
 from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply, WireTimes
@@ -55,6 +55,15 @@ class _Transfer:
     """It went over a connection that had been used before."""
     moved: Callable[[], int | None] = _unknown
     """Bytes that the peer's system has acknowledged so far."""
+
+
+@define(eq=False)
+class _Receipt:
+    """A large answer while it comes. size_bytes: as announced."""
+
+    size_bytes: int
+    started_s: float
+    moved_bytes: int = 0
 
 
 class _Body(aiohttp.BytesIOPayload):
@@ -178,6 +187,7 @@ class HttpLink:
         self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
         self._running: dict[int, _Transfer] = {}
+        self._receiving: dict[int, _Receipt] = {}
         self._last_end_s: float | None = None
         self._closed = False
 
@@ -197,10 +207,13 @@ class HttpLink:
         )  # fmt: skip
 
     def under_way(self) -> TransferSample | None:
-        """The oldest transfer that is being sent and has not been answered; `seconds` is its age."""
+        """The oldest transfer that is being sent and has not been answered, or else the oldest answer that has not come
+        whole; `seconds` is its age.
+        """
         sending = [t for t in self._running.values() if t.sending_s is not None]
         if not sending:
-            return None
+            receipt = next(iter(self._receiving.values()), None)
+            return self._down(receipt) if receipt is not None else None
         oldest = min(sending, key=lambda t: t.sending_s or 0.0)
         assert oldest.sending_s is not None
         return self._sample("up", oldest, self._clock() - oldest.sending_s, complete=False)
@@ -218,10 +231,11 @@ class HttpLink:
                 server_s = server_seconds(reply_headers)
                 self._answered(transfer, server_s)
                 started_s = self._clock()
-                data = await self._read(response, self._max_reply_bytes)
+                with self._receipt(response.content_length or 0, started_s) as receipt:
+                    data = await self._read(response, self._max_reply_bytes, receipt)
                 ended_s = self._clock()
                 if len(data) >= LARGE_REPLY_BYTES:
-                    self._emit("down", transfer, len(data), ended_s - started_s)
+                    self._sink(evolve(self._down(receipt), size_bytes=len(data), complete=True, moved_bytes=None))
                 times = _times(transfer, server_s, started_s, ended_s)
                 return Reply(status=response.status, headers=reply_headers, body=data, times=times)
 
@@ -331,12 +345,13 @@ class HttpLink:
             ssl=self._ssl if self._ssl is not None else True,
         )
 
-    async def _read(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
+    async def _read(self, response: aiohttp.ClientResponse, limit: int, receipt: _Receipt) -> bytes:
         if (response.content_length or 0) > limit:
             raise LinkError(f"{self._name} answers with {response.content_length} bytes, at most {limit} are taken")
         data = bytearray()
         async for chunk in response.content.iter_any():
             data += chunk
+            receipt.moved_bytes = len(data)
             if len(data) > limit:
                 raise LinkError(f"{self._name} answers with more than the {limit} bytes that are taken")
         return bytes(data)
@@ -376,11 +391,31 @@ class HttpLink:
         self._sink(self._sample("up", transfer, wire_s, server_s=server_s))
         self._running.pop(id(transfer), None)
 
-    def _emit(self, direction: Direction, transfer: _Transfer, size_bytes: int, seconds: float) -> None:
-        self._sink(
-            TransferSample(
-                at_s=self._clock(), link=self._name, direction=direction, size_bytes=size_bytes, seconds=seconds
-            )
+    @contextmanager
+    def _receipt(self, size_bytes: int, started_s: float) -> Iterator[_Receipt]:
+        """An answer on its way; one that is given up took at least this long."""
+        receipt = _Receipt(size_bytes, started_s)
+        if size_bytes >= LARGE_REPLY_BYTES:
+            self._receiving[id(receipt)] = receipt
+        try:
+            yield receipt
+        except BaseException:
+            if id(receipt) in self._receiving:
+                self._sink(self._down(receipt))
+            raise
+        finally:
+            self._receiving.pop(id(receipt), None)
+
+    def _down(self, receipt: _Receipt) -> TransferSample:
+        now_s = self._clock()
+        return TransferSample(
+            at_s=now_s,
+            link=self._name,
+            direction="down",
+            size_bytes=receipt.size_bytes,
+            seconds=now_s - receipt.started_s,
+            complete=False,
+            moved_bytes=receipt.moved_bytes,
         )
 
     def _sample(

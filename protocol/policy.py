@@ -22,7 +22,7 @@ class SplitPolicy:
     """How tensor requests choose between device, cut and cloud.
 
     objective: weights of the sum that is minimised; keys `seconds`, `joules`, `server_seconds`.
-    ratio: a new arm must be better than the held one by this factor (0.15 = 15 %) ...
+    ratio: a new arm must be better than the held one by this factor (0.05 = 5 %) ...
     periods: ... for this many sampling periods in a row, before the switch.
     period_s: length of a sampling period; a period also lasts until a request has finished.
     codecs: forms in which an activation may cross; compressing one changes no bit and needs no leave of its own.
@@ -33,13 +33,13 @@ class SplitPolicy:
     objective: Mapping[str, float] = field(factory=_latency_only)
     deadline_s: float | None = None
     raw_input_leaves: bool = True
-    ratio: float = 0.15
+    ratio: float = 0.05
     periods: int = 3
     period_s: float = 0.5
     codecs: tuple[str, ...] = ("raw", "fp16", "int8")
     max_error_ratio: float = 0.02
     explore_one_in: int = 20
-    hedge_ratio: float = 0.0
+    hedge_ratio: float = 0.25
 
 
 @frozen

@@ -6,19 +6,23 @@ Live requests and the replay of a trace drive the same decider; views, costs and
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import isfinite
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge
-from split_models.planner import Proposal, exploration, explore_now, propose
+from split_models.planner import Proposal, exploration, explore_now, link_seconds, propose, slower_way
 from split_models.switch import Held, hold
 
 PATIENCE_RATIO = 3.0
 PATIENCE_S = 1.0
 """A link arm that takes this much longer than predicted is given up, and the device answers."""
+
+MOST_CREDIT = 4.0
+"""Looks at a link that may be saved while it is in use."""
 
 RESERVE_RATIO = 1.5
 """Device seconds kept back from the deadline for the fallback, over their estimate."""
@@ -28,7 +32,8 @@ RESERVE_RATIO = 1.5
 class Decision:
     """What one request does. `left` is the arm that was held until now, when this request brought a switch.
 
-    device_s: what the whole model would take on this device now, without waiting; 0 when it is not on offer.
+    device_s: what the whole model would take on this device now, without waiting; 0 when it is not on offer. cost: of
+    the arm. covered: the allowance for hedges suffices to start the device beside it.
     """
 
     arm: Arm
@@ -36,6 +41,8 @@ class Decision:
     proposal: Proposal
     left: Arm | None = None
     device_s: float = 0.0
+    cost: ArmCost | None = None
+    covered: bool = False
 
 
 @define
@@ -59,6 +66,7 @@ class _LinkState:
     looked: bool = False
     closed_until_s: float = 0.0
     silent_requests: int = 0
+    credit: float = 0.0
 
 
 class Decider:
@@ -92,20 +100,24 @@ class Decider:
         """Which arm this request takes; counts as a sampling period when one is over."""
         proposal = propose(costs, views, device_wait_s, policy, self._troubles(now_s))
         self.last = proposal
-        seat = self._seats[encoded]
-        left = self._switch(seat, proposal, policy, now_s)
-        reason = seat.held.reason if left is not None else proposal.reason
         device_s = next((cost.device_s for cost in costs if cost.arm == DEVICE_ARM), 0.0)
         self._budget = self._budget.requested(device_s)
-        return Decision(seat.held.arm, reason, proposal, left, device_s)
+        covered = 0.0 < device_s <= self._budget.allowance_s(policy)
+        seat = self._seats[encoded]
+        left = self._switch(seat, proposal, policy, now_s, covered)
+        reason = seat.held.reason if left is not None else proposal.reason
+        cost = next((cost for cost in costs if cost.arm == seat.held.arm), None)
+        return Decision(seat.held.arm, reason, proposal, left, device_s, cost, covered)
 
     def hedge(self, decision: Decision, views: Mapping[str, LinkView], elapsed_s: float, policy: SplitPolicy) -> Hedge:
         """When to start the device too, for a request that has waited `elapsed_s`; may be asked again meanwhile."""
         entry, device = decision.proposal.of(decision.arm), decision.proposal.of(DEVICE_ARM)
-        if entry is None or device is None:
+        if entry is None or device is None or decision.cost is None or not isfinite(entry.predicted_s):
             return NEVER
-        view = views.get(decision.arm.link or "", UNKNOWN_LINK)
-        return hedge(entry, device, view, elapsed_s, self._budget.allowance_s(policy), policy)
+        link_s = max(entry.link_s, link_seconds(decision.cost, views))
+        seen = evolve(entry, link_s=link_s, predicted_s=entry.predicted_s - entry.link_s + link_s)
+        view = slower_way(decision.cost, views)
+        return hedge(seen, device, view, elapsed_s, self._budget.allowance_s(policy), policy)
 
     def hedged(self, decision: Decision) -> None:
         """The device was started beside the link: its seconds count against the allowance, whoever wins."""
@@ -137,6 +149,8 @@ class Decider:
         found: list[ArmCost] = []
         for name in names:
             state = self._link(name)
+            if policy.explore_one_in > 0:
+                state.credit = min(MOST_CREDIT, state.credit + 1.0 / policy.explore_one_in)
             if arm.link == name:
                 state.silent_requests = 0
                 continue
@@ -149,16 +163,22 @@ class Decider:
             view = views.get(name, UNKNOWN_LINK)
             if not target.loaded:
                 found.append(target)
-            elif explore_now(state.silent_requests, state.looked, view, policy):
-                state.looked = True
+            elif explore_now(state.silent_requests, state.looked, view, policy, state.credit):
+                state.looked, state.credit = True, max(0.0, state.credit - 1.0)
                 found.append(target)
         return found
 
-    def patience_s(self, arm: Arm, proposal: Proposal, left_s: float) -> float:
-        """Seconds for the link, so that the device can still answer in the `left_s` until the deadline."""
+    def patience_s(self, decision: Decision, left_s: float) -> float:
+        """Seconds for the link, so that the device can still answer in the `left_s` until the deadline.
+
+        While a hedge can be afforded nothing but the deadline ends the wait: the device starts beside the link.
+        """
+        arm, proposal = decision.arm, decision.proposal
         entry, device = proposal.of(arm), proposal.of(DEVICE_ARM)
         reserve_s = RESERVE_RATIO * device.predicted_s if device else 0.0
         predicted_s = entry.predicted_s if entry else 0.0
+        if decision.covered:
+            return left_s - reserve_s
         return min(left_s - reserve_s, max(PATIENCE_RATIO * predicted_s, predicted_s + PATIENCE_S))
 
     def answered(self, link: str) -> None:
@@ -184,7 +204,7 @@ class Decider:
         """Links that failed or sent us away; each counts as unknown until it has answered again."""
         return {name: state.trouble for name, state in self._links.items() if not self.open(name, now_s)}
 
-    def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, now_s: float) -> Arm | None:
+    def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, now_s: float, covered: bool) -> Arm | None:
         """Once per sampling period; an arm that may not be used is left at once. The arm before, when it changed."""
         if seat.starting and any(entry.arm.link and not entry.excluded for entry in proposal.ranking):
             seat.starting = False
@@ -199,7 +219,7 @@ class Decider:
         if elapsed:
             seat.period_began_s, seat.finished = now_s, False
         before = seat.held.arm
-        seat.held = hold(seat.held, proposal, policy)
+        seat.held = hold(seat.held, proposal, policy, covered=covered)
         return before if seat.held.arm != before else None
 
     def _link(self, name: str) -> _LinkState:

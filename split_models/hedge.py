@@ -31,9 +31,8 @@ TAIL_EXPONENT: float = 1.5
 _TAIL_STARTS = (1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
 """Starts that are tried besides now and the moments seen, over the predicted seconds."""
 
-FREE_RUNS = 8.0
-"""Unspent device runs at which a further one costs nothing; with none left the price is one second per second."""
-
+RESERVE_RUNS = 3.0
+"""With so many unspent device runs in hand a further device second costs half a second, with none left a whole one."""
 
 AT_ONCE_S = 1e-3
 """A start that is nearer than this is made now."""
@@ -174,7 +173,7 @@ def _best_start_s(remaining: _Remaining, device_s: float, price_s: float) -> flo
 
 def _price(runs: float) -> float:
     """Seconds of waiting that must be saved per device second, with `runs` device runs in hand."""
-    return max(0.0, 1.0 - runs / FREE_RUNS)
+    return 1.0 / (1.0 + runs / RESERVE_RUNS)
 
 
 def _other_cost_s(device: Ranked, policy: SplitPolicy) -> float:

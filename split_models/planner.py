@@ -84,17 +84,19 @@ def exploration(costs: Sequence[ArmCost], policy: SplitPolicy) -> ArmCost | None
     return min(usable, key=lambda cost: (not cost.loaded, cost.device_s, cost.up_bytes), default=None)
 
 
-def explore_now(silent_requests: int, looked: bool, link: LinkView, policy: SplitPolicy) -> bool:
+def explore_now(silent_requests: int, looked: bool, link: LinkView, policy: SplitPolicy, credit: float = 0.0) -> bool:
     """Whether this request, the `silent_requests`-th in a row that left the link alone, also goes through it.
 
     A link that nobody has used or `looked` at yet is looked at by the first request, later by one in N; one whose last
     transfer contradicts those before is looked at again at once, so that a recovery is not noticed N requests late.
+    credit: looks saved while the link was in use; they are spent soon after it was left, at ever longer distances.
     """
     if policy.explore_one_in <= 0 or silent_requests < 1:
         return False
     if (link.samples == 0 and not looked) or link.in_doubt:
         return True
-    return silent_requests % policy.explore_one_in == 0
+    soon = silent_requests & (silent_requests - 1) == 0
+    return silent_requests % policy.explore_one_in == 0 or (soon and credit >= 1.0)
 
 
 def link_seconds(cost: ArmCost, links: Mapping[str, LinkView]) -> float:
@@ -105,14 +107,27 @@ def link_seconds(cost: ArmCost, links: Mapping[str, LinkView]) -> float:
     if cost.arm.link is None:
         return 0.0
     up = links.get(cost.arm.link, UNKNOWN_LINK)
-    if up.samples == 0 and up.rtt_s is not None and max(cost.up_bytes, cost.down_bytes) < SMALL_BYTES:
-        return up.rtt_s
-    seconds = up.seconds_for(cost.up_bytes)
     down = links.get(cost.arm.link + DOWN, UNKNOWN_LINK)
+    if up.samples == 0 and up.rtt_s is not None and cost.up_bytes < SMALL_BYTES:
+        seconds = up.rtt_s
+        if cost.down_bytes < SMALL_BYTES:
+            return seconds
+    else:
+        seconds = up.seconds_for(cost.up_bytes)
     if cost.down_bytes == 0 or not isfinite(seconds):
         return seconds
     rate = down.bytes_per_s if down.samples > 0 and down.bytes_per_s > 0 else up.bytes_per_s
-    return seconds + cost.down_bytes / rate
+    return seconds + cost.down_bytes / rate if rate > 0 else inf
+
+
+def slower_way(cost: ArmCost, links: Mapping[str, LinkView]) -> LinkView:
+    """The view of the direction that takes longer, up unless the way down is known."""
+    name = cost.arm.link or ""
+    up, down = links.get(name, UNKNOWN_LINK), links.get(name + DOWN, UNKNOWN_LINK)
+    if down.samples == 0 or down.bytes_per_s <= 0:
+        return up
+    down_s = cost.down_bytes / down.bytes_per_s
+    return down if up.samples == 0 or down_s > up.seconds_for(cost.up_bytes) else up
 
 
 def _rank(

@@ -77,7 +77,7 @@ class Race:
         if entry.arm.link is None:
             return await self._on_device(entry, entry.decision.reason)
         left_s = entry.ends_s - self._ports.clock()
-        budget_s = self._decider.patience_s(entry.arm, entry.decision.proposal, left_s)
+        budget_s = self._decider.patience_s(entry.decision, left_s)
         if budget_s <= 0:
             return await self._on_device(entry, "no time left to try the link")
         link = asyncio.create_task(self._by_link(entry, budget_s), name=f"{entry.arm}")

@@ -27,6 +27,9 @@ LARGE_REPLY_BYTES = 16 << 10
 """A reply of this size or more is a sample of the way down."""
 
 EXPLORE_S = 20.0
+DEADLINE_S = 30.0
+ASK_AGAIN_S = 0.05
+"""As live requests do, see race."""
 
 
 @frozen
@@ -173,6 +176,7 @@ class _World:
     trace: LinkTrace
     probe: LinkProbe
     sending: list[_Attempt] = field(factory=list)
+    receiving: list[_Attempt] = field(factory=list)
     last_end_s: float | None = None
 
     def delay_s(self) -> float:
@@ -180,8 +184,10 @@ class _World:
         return self.trace.delay_s(self.agenda.now_s)
 
     def under_way(self) -> TransferSample | None:
-        """The oldest transfer that has not been answered yet."""
-        return self.sending[0].sample(complete=False) if self.sending else None
+        """The oldest transfer that has not been answered yet, or else the oldest answer that is not here yet."""
+        if self.sending:
+            return self.sending[0].sample(complete=False)
+        return self.receiving[0].received(complete=False) if self.receiving else None
 
     def views(self) -> dict[str, LinkView]:
         """As the planner names them."""
@@ -227,6 +233,17 @@ class _Attempt:
         if self in self.world.sending:
             self._leave()
             self.world.probe.add(self.sample(complete=False))
+        if self in self.world.receiving:
+            self.world.receiving.remove(self)
+            self.world.probe.add(self.received(complete=False))
+
+    def received(self, *, complete: bool) -> TransferSample:
+        """The way down as it stands now."""
+        now_s = self.world.agenda.now_s
+        return TransferSample(
+            at_s=now_s, link=LINK, direction="down", size_bytes=self.cost.down_bytes, seconds=now_s - self.first_s,
+            complete=complete, moved_bytes=None if complete else self._arrived(),
+        )  # fmt: skip
 
     def sample(self, *, complete: bool) -> TransferSample:
         """The way up as it stands now."""
@@ -242,6 +259,9 @@ class _Attempt:
         if self.sent is None:
             return 0
         return int(self.world.up.acknowledged(self.sent, 2 * self.world.delay_s()))
+
+    def _arrived(self) -> int:
+        return int(self.world.down.acknowledged(self.moving, self.world.delay_s())) if self.moving is not None else 0
 
     def _send(self) -> None:
         world, now_s = self.world, self.world.agenda.now_s
@@ -262,19 +282,17 @@ class _Attempt:
         self.first_s = self.world.agenda.now_s
         self._leave()
         self.world.probe.add(self.sample(complete=True))
+        if self.cost.down_bytes >= LARGE_REPLY_BYTES:
+            self.world.receiving.append(self)
 
     def _received(self) -> None:
         self._later(self.world.delay_s(), self._finish)
 
     def _finish(self) -> None:
-        now_s, size_bytes = self.world.agenda.now_s, self.cost.down_bytes
         self.over = True
-        if size_bytes >= LARGE_REPLY_BYTES and now_s > self.first_s:
-            self.world.probe.add(
-                TransferSample(
-                    at_s=now_s, link=LINK, direction="down", size_bytes=size_bytes, seconds=now_s - self.first_s
-                )
-            )
+        if self in self.world.receiving:
+            self.world.receiving.remove(self)
+            self.world.probe.add(self.received(complete=True))
         self.done()
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
@@ -383,8 +401,8 @@ class _Race:
         self._timers: list[Timer] = []
 
     def begin(self) -> None:
-        arm, proposal = self._decision.arm, self._decision.proposal
-        patience_s = self._replay.decider.patience_s(arm, proposal, inf) if arm.link is not None else 0.0
+        arm = self._decision.arm
+        patience_s = self._replay.decider.patience_s(self._decision, DEADLINE_S) if arm.link is not None else 0.0
         if patience_s <= 0:
             self._on_device()
             return
@@ -404,7 +422,13 @@ class _Race:
             run.decider.hedged(self._decision)
             self._on_device()
         elif found.start_in_s < inf:
-            self._timers.append(self._agenda.at(now_s + found.start_in_s, self._consider))
+            self._ask_again(found.start_in_s)
+        elif self._replay.policy.hedge_ratio > 0:
+            self._ask_again(inf)
+
+    def _ask_again(self, start_in_s: float) -> None:
+        """What is seen of the link changes while it is waited for."""
+        self._timers.append(self._agenda.at(self._agenda.now_s + min(start_in_s, ASK_AGAIN_S), self._consider))
 
     def _on_device(self) -> None:
         if self._job is None:

@@ -24,8 +24,8 @@ class Held:
     reason: str = ""
 
 
-def hold(held: Held, proposal: Proposal, policy: SplitPolicy) -> Held:
-    """One call per sampling period.
+def hold(held: Held, proposal: Proposal, policy: SplitPolicy, *, covered: bool = False) -> Held:
+    """One call per sampling period. covered: a hedge can answer in time if the held arm's link does not.
 
     An arm that may not be used any more (forbidden, its link dead, unloaded) or whose link became very slow is left at
     once. An arm that began to be
@@ -36,7 +36,7 @@ def hold(held: Held, proposal: Proposal, policy: SplitPolicy) -> Held:
         why = current.excluded if current else "no longer on offer"
         return _switched(held, proposal.arm, f"{held.arm}: {why}")
     device = proposal.of(DEVICE_ARM)
-    if device is not None and _far_worse(current, device):
+    if device is not None and not covered and _far_worse(current, device):
         why = f"slow: {current.predicted_s:.2f} s, device {device.predicted_s:.2f} s"
         return _switched(held, proposal.arm, f"{held.arm}: {why}")
     candidate = _candidate(held, current, proposal, policy)

@@ -76,6 +76,27 @@ async def test_the_stages_of_an_exchange_are_all_of_its_time(server: RunningServ
     await real.close()
 
 
+async def test_an_answer_that_is_given_up_on_its_way_took_at_least_so_long(server: RunningServer) -> None:
+    samples: list[TransferSample] = []
+    shaper = ShaperProxy("127.0.0.1", server.port, up_bytes_per_s=1e6, down_bytes_per_s=100_000.0)
+    await shaper.start()
+    link = HttpLink("c", f"http://127.0.0.1:{shaper.port}", sink=samples.append)
+    task = asyncio.ensure_future(link.exchange("/file", {}, b"", 30, "GET"))
+    await asyncio.sleep(0.6)
+    seen = link.under_way()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert link.under_way() is None
+    await link.close()
+    await shaper.close()
+    assert seen is not None
+    (given_up,) = [sample for sample in samples if sample.direction == "down"]
+    for sample in (seen, given_up):
+        assert (sample.direction, sample.size_bytes, sample.complete) == ("down", len(FILE), False)
+        assert sample.seconds > 0.3
+        assert sample.moved_bytes is not None and 10_000 < sample.moved_bytes < len(FILE) / 2
+
+
 async def test_a_transfer_whose_caller_leaves_took_at_least_so_long(server: RunningServer) -> None:
     samples: list[TransferSample] = []
     link = HttpLink("c", f"http://127.0.0.1:{server.port}", sink=samples.append)

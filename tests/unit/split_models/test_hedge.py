@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm
-from split_models.hedge import FREE_RUNS, Hedge, HedgeBudget, hedge
+from split_models.hedge import Hedge, HedgeBudget, hedge
 from split_models.planner import Ranked
 
 CLOUD = Arm("cloud", link="cloud")
@@ -101,10 +101,10 @@ def test_more_allowance_never_starts_the_device_later(
     assert rich.start_in_s <= poor.start_in_s
 
 
-@given(seconds, seconds, ratios)
+@given(st.floats(0.01, 100.0), st.floats(0.01, 100.0), ratios)
 def test_a_free_start_is_made_at_once(link_s: float, device_s: float, residuals: tuple[float, ...]) -> None:
-    """With enough in hand a device run costs nothing, and an answer in time is never worse than one that may be."""
-    assert ask(link_s, device_s, residuals, 0.0, FREE_RUNS * device_s).start_in_s == 0.0
+    """With very much in hand a device run costs nothing, and two chances are never worse than one."""
+    assert ask(link_s, device_s, residuals, 0.0, 1e9 * device_s).start_in_s == 0.0
 
 
 def test_a_slow_device_waits_until_the_link_is_late() -> None:

@@ -207,7 +207,7 @@ def test_two_good_periods_and_a_bad_one_start_again() -> None:
     assert states[-1].periods == 2
 
 
-@given(st.lists(st.floats(0.0, 0.149), min_size=1, max_size=60))
+@given(st.lists(st.floats(0.0, 0.99 * POLICY.ratio), min_size=1, max_size=60))
 def test_never_flaps_on_noise_within_the_ratio(gains: list[float]) -> None:
     """The other arm is better by less than the ratio, again and again."""
     held = Held()

@@ -94,7 +94,7 @@ async def test_the_policy_bounds_the_seconds_of_hedges() -> None:
 
 
 async def test_without_a_share_nothing_is_hedged(house: House) -> None:
-    house.policy = SplitPolicy(explore_one_in=0)
+    house.policy = SplitPolicy(explore_one_in=0, hedge_ratio=0.0)
     house.views["cloud"] = LOST
     await house.ask()
     assert not any(event.hedged for event in house.done())

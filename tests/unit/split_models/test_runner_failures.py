@@ -174,7 +174,8 @@ async def test_a_dead_link_is_found_again_without_costing_a_request(house: House
     for _ in range(12):
         assert str((await house.ask()).arm) == "device"
         await asyncio.sleep(0)
-    assert len(house.remote.asked) - dead == 3, "one in four looks at the link"
+    looks = len(house.remote.asked) - dead
+    assert looks in (3, 4), "one in four looks at the link, and one was saved while it was in use"
     house.remote.reactions["m"] = ANSWER
     await house.until("cloud")
     assert all(event.status == "ok" for event in house.done())
@@ -223,7 +224,7 @@ def wired(explore_one_in: int) -> House:
     clock = FakeClock(1000.0)
     wire = Wire(clock)
     return House(
-        policy=SplitPolicy(explore_one_in=explore_one_in), clock=clock, remote=wire, probe=wire.probe,
+        policy=SplitPolicy(explore_one_in=explore_one_in, hedge_ratio=0.0), clock=clock, remote=wire, probe=wire.probe,
         local=Scripted({"m": Y, HEAD: SENT}, compute_s=0.3),
     )  # fmt: skip
 

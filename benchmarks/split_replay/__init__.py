@@ -1,0 +1,1 @@
+"""Ours against every fixed arm and an oracle over real network traces."""
