@@ -61,7 +61,9 @@ def _way(past: PastWay, now_s: float) -> Way:
     ]
     residuals = [ratio for ratio in past.residuals if ratio > 0 and isfinite(ratio)]
     return Way(
-        window=Window(sorted(pairs, key=lambda pair: pair.at_s)), residuals=deque(residuals, maxlen=MAX_RESIDUALS)
+        window=Window(sorted(pairs, key=lambda pair: pair.at_s)),
+        residuals=deque(residuals, maxlen=MAX_RESIDUALS),
+        recalled=True,
     )
 
 

@@ -15,7 +15,8 @@ class LinkView:
 
     `samples` is how many transfers stand behind it (0: nothing known), `age_s` the time since the newest,
     `under_way` a transfer that has not ended yet, with the seconds it has taken so far. `in_doubt`: the newest
-    transfer contradicts the window, and one more like it will drop the window. `residuals`: seconds taken over seconds
+    transfer contradicts the window, and one more like it will drop the window; or the window is of an earlier time, and
+    no transfer has confirmed it yet. `residuals`: seconds taken over seconds
     predicted just before, of the last transfers in this direction, newest last, at most MAX_RESIDUALS; one that was
     given up late counts with the time it had taken.
     """

@@ -20,8 +20,8 @@ class Way:
 
     unfinished: the last transfer, if it was given up. jumps: the newest transfers, if they all contradict the window
     the same way (`kind`). doubted: the last transfer was too slow by far and joined no window, since it was given up,
-    or came after a pause. after_pause: the last transfer came after one. residuals: seconds taken over seconds
-    predicted; a change point keeps them, they are what the link does.
+    or came after a pause. after_pause: the last transfer came after one. recalled: all of the window is of an earlier
+    time. residuals: seconds taken over seconds predicted; a change point keeps them, they are what the link does.
     """
 
     window: Window = field(factory=Window)
@@ -31,15 +31,17 @@ class Way:
     kind: Jump = "none"
     doubted: bool = False
     after_pause: bool = False
+    recalled: bool = False
 
     @property
     def in_doubt(self) -> bool:
-        """The newest transfer contradicts the window."""
-        return bool(self.jumps)
+        """The newest transfer contradicts the window, or none has confirmed what was recalled."""
+        return self.recalled or bool(self.jumps)
 
     def take(self, pair: Pair, idle_before_s: float, rtt_s: float | None, rules: ChangeRules) -> bool:
         """A transfer ended. True at a change point: everything before it is forgotten, but for the residuals."""
         pairs, line = self.window.pairs, self.window.line(rtt_s)
+        self.recalled = False
         kind = jump(pairs, line, pair, rules)
         excused = not self.doubted and not self.after_pause and says_nothing(pairs, line, pair, idle_before_s, rules)
         self.after_pause = idle_before_s > rules.idle_s
@@ -52,6 +54,7 @@ class Way:
     def give_up(self, pair: Pair, rtt_s: float | None, rules: ChangeRules) -> None:
         """A transfer was given up: it joins no window, since it would have taken longer, but it may raise doubts."""
         line = self.window.line(rtt_s)
+        self.recalled = False
         self.doubted = self.doubted or jump(self.window.pairs, line, pair, rules) == "slower"
         if pair.seconds > line.seconds_for(pair.size_bytes):
             self._note(line, pair)

@@ -55,6 +55,16 @@ def test_a_probe_after_a_restart_predicts_what_the_one_before_did(
             assert new.seconds_for(100_000) == pytest.approx(old.seconds_for(100_000), rel=0.05)
 
 
+def test_what_was_recalled_is_in_doubt_until_the_next_transfer() -> None:
+    """So that the next request looks at the link, whatever it did when the device was last there."""
+    probe, clock = fed([("up", 100_000, 0.2, 0.0), ("up", 200_000, 0.4, 0.0)])
+    assert not probe.view("cloud").in_doubt
+    probe.recall("cloud", probe.past("cloud"), 3600.0)
+    assert probe.view("cloud").in_doubt
+    probe.add(TransferSample(at_s=clock(), link="cloud", direction="up", size_bytes=150_000, seconds=0.3))
+    assert not probe.view("cloud").in_doubt
+
+
 def test_what_was_recalled_is_all_that_is_known() -> None:
     probe, _ = fed([("down", 100_000, 0.2, 0.0), ("up", 100, 0.05, 0.0)])
     probe.recall("cloud", PastLink((PastWay("up", (PastTransfer(50_000, 0.5, 3.0),)),)))
