@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from engines.port import TensorRuntime
 from protocol.clock import Clock
@@ -16,16 +16,22 @@ from protocol.tensors import Tensor, TensorSpec
 from split_models.analysis import Analysis, Conditions, analyse, refused, without
 from split_models.backend import Backend, backend_of
 from split_models.cuts import Cut
+from split_models.external_data import INLINE_BYTES, side_files
 from split_models.input_shapes import read_sample, resolve
 from split_models.measure import MeasureRun, time_model
 from split_models.measured_cuts import Bench, Steps, no_steps, with_measurements
 from split_models.onnx_files import MAX_MODEL_BYTES
+from split_models.partition_onnx import Partitioner as OnnxPartitioner
+from split_models.prepare_onnx import prepare
 from split_models.task import SampledTask
 
 
 @frozen
 class Asked:
-    """What the user said about the inputs, and whether and how long to measure."""
+    """What the user said about the inputs, and whether and how long to measure.
+
+    inline_bytes: more weights than this in side files stay there; see prepare_onnx.
+    """
 
     shapes: Mapping[str, tuple[int, ...]] = field(factory=dict)
     sample: Path | None = None
@@ -33,6 +39,7 @@ class Asked:
     measure: bool = True
     seconds: float = 20.0
     threads: int = 0
+    inline_bytes: int = INLINE_BYTES
 
 
 def analyse_file(
@@ -61,7 +68,7 @@ def analyse_file(
         sample = read_sample(asked.sample, ports) if asked.sample is not None else ()
         resolved = resolve(ports, asked.shapes, sample)
         notes = resolved.notes
-        prepared = backend.prepare(file, resolved.shapes)
+        prepared = _prepare(file, backend, resolved.shapes, asked.inline_bytes)
     except EngineError as err:
         guessed = "; shapes were guessed, so give those that the model takes" if notes else ""
         return refused(name, kind, asked.conditions, f"{err}{guessed}", notes)
@@ -70,14 +77,24 @@ def analyse_file(
     if not asked.measure:
         return first
     inputs = sample if len(sample) == len(ports) else _sampled(prepared, backend)
-    bench = Bench(runtime, measure, inputs, asked.threads, f".{kind}")
+    beside = _beside(prepared)
+    bench = Bench(runtime, measure, inputs, asked.threads, f".{kind}", beside)
+    whole = prepared.data if beside else backend.whole(prepared)
+    splitter = OnnxPartitioner(prepared, by_reference=True) if beside else backend.partitioner(prepared)
     ends_s = clock() + asked.seconds
-    try:
-        whole = backend.whole(prepared)
-    except EngineError as err:
-        return evolve(first, notes=(*first.notes, f"nothing was measured: {err.message}"))
-    splitter = backend.partitioner(prepared)
     return with_measurements(first, prepared.graph, whole, splitter, bench, lambda: clock() < ends_s, progress)
+
+
+def _beside(prepared: Any) -> Sequence[Path]:
+    """Side files that a prepared model refers to."""
+    folder = getattr(prepared, "folder", None)
+    return [folder / name for name in side_files(prepared.proto)] if folder is not None else []
+
+
+def _prepare(file: Path, backend: Backend, shapes: Mapping[str, tuple[int, ...]], inline_bytes: int) -> Any:
+    if backend.format == "onnx":
+        return prepare(file, shapes, inline_bytes)
+    return backend.prepare(file, shapes)
 
 
 def _sampled(prepared: Any, backend: Backend) -> Sequence[Tensor]:

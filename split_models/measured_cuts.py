@@ -10,6 +10,7 @@ from typing import Protocol
 from attrs import evolve, frozen
 
 from engines.port import TensorRuntime
+from protocol.durable import disk_error
 from protocol.errors import MidstreamError
 from protocol.tensors import Tensor
 from split_models.analysis import Analysis, Sides, analyse
@@ -48,24 +49,37 @@ class Splitter(Protocol):
 
 @frozen
 class Bench:
-    """Times files of models on the same inputs; `suffix` is that of the format."""
+    """Times files of models on the same inputs; `suffix` is that of the format.
+
+    beside: side files that the models refer to; the scratch folder is then made next to them, with hard links to them.
+    """
 
     runtime: TensorRuntime
     measure: MeasureRun
     inputs: Sequence[Tensor]
     threads: int
     suffix: str
+    beside: Sequence[Path] = ()
 
     def timed(self, data: bytes, inputs: Sequence[Tensor]) -> tuple[float, Sequence[Tensor]]:
-        """Median seconds of a model on these inputs, and what it gives. Raises EngineError."""
-        with tempfile.TemporaryDirectory(prefix="midstream-analyse-") as folder:
-            file = Path(folder) / f"part{self.suffix}"
-            file.write_bytes(data)
-            model = self.runtime.load(file, self.threads)
-            try:
-                return self.measure(model, inputs).median_s, model.run(inputs)
-            finally:
-                model.close()
+        """Median seconds of a model on these inputs, and what it gives. Raises EngineError or ConfigError (disk)."""
+        where = self.beside[0].parent if self.beside else None
+        try:
+            with tempfile.TemporaryDirectory(prefix=".midstream-analyse-", dir=where) as folder:
+                file = Path(folder) / f"part{self.suffix}"
+                file.write_bytes(data)
+                for side in self.beside:  # onnxruntime follows no symbolic link out of a model's folder
+                    (Path(folder) / side.name).hardlink_to(side)
+                return self._timed(file, inputs)
+        except OSError as err:
+            raise disk_error(err, where or Path(tempfile.gettempdir())) from err
+
+    def _timed(self, file: Path, inputs: Sequence[Tensor]) -> tuple[float, Sequence[Tensor]]:
+        model = self.runtime.load(file, self.threads)
+        try:
+            return self.measure(model, inputs).median_s, model.run(inputs)
+        finally:
+            model.close()
 
 
 def with_measurements(

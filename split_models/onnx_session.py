@@ -33,6 +33,9 @@ _DTYPES = {
 }
 
 
+OLDEST_OPSET = 7
+"""Of ONNX's own operators; onnxruntime has kernels from there on."""
+
 _SETTLED = "__settled"
 
 
@@ -46,12 +49,18 @@ def at_basic_level(model: Any, name: str) -> Any:
             raise
         except Exception as err:  # onnxruntime's own exception classes have no common public root
             raise EngineError(
-                f"onnxruntime cannot prepare {name}: {_first_line(err)}",
-                next_step="check input_shapes and the model file",
+                f"onnxruntime cannot prepare {name}: {_first_line(err)}", next_step=_advice(model)
             ) from err
         basic = load_model(out)
     _settle_names(basic, model)
     return basic
+
+
+def _advice(model: Any) -> str:
+    version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), OLDEST_OPSET)
+    if version < OLDEST_OPSET:
+        return f"it is in operator set {version}: convert it with onnx.version_converter to {OLDEST_OPSET} or later"
+    return "check input_shapes and the model file"
 
 
 def _settle_names(basic: Any, before: Any) -> None:

@@ -34,10 +34,15 @@ class Parts:
 
 
 class Partitioner:
-    """Cuts one prepared model again and again; keeps the name tables between cuts."""
+    """Cuts one prepared model again and again; keeps the name tables between cuts.
 
-    def __init__(self, prepared: Prepared) -> None:
+    by_reference: parts refer to the model's side files instead of holding their weights, so that they only load beside
+    those; without it each part is a file of its own, and EngineError says when one would be too large for that.
+    """
+
+    def __init__(self, prepared: Prepared, by_reference: bool = False) -> None:
         self._prepared = prepared
+        self._by_reference = by_reference
         self._extractor = Extractor(prepared.proto)
         self._ends = {tensor.name for tensor in (*prepared.graph.inputs, *prepared.graph.outputs)}
 
@@ -76,6 +81,8 @@ class Partitioner:
 
     def _extract(self, inputs: list[str], outputs: list[str]) -> Any:
         onnx = onnx_module()
+        if self._by_reference:
+            return self._extractor.extract(inputs, outputs)
         try:
             model = self_contained(self._extractor.extract(inputs, outputs), self._prepared.folder)
             onnx.checker.check_model(model)

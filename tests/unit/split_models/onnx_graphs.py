@@ -135,6 +135,31 @@ def run(data: bytes, feed: Mapping[str, np.ndarray], folder: Path | None = None)
     return found
 
 
+def side_file_model(folder: Path, most: int = 1 << 14) -> tuple[Path, np.ndarray]:
+    """Two products whose weights (256 KiB each) lie in a side file, and small ones beside them there."""
+    draw = np.random.default_rng(11)
+    weights = [
+        helper.make_tensor("w1", FLOAT, [64, 1024], draw.normal(size=64 * 1024).astype("f4").tobytes(), raw=True),
+        helper.make_tensor("w2", FLOAT, [1024, 64], draw.normal(size=64 * 1024).astype("f4").tobytes(), raw=True),
+        helper.make_tensor("shape", INT64, [2], np.array([1, 64]).tobytes(), raw=True),
+    ]
+    nodes = [
+        node("MatMul", ["x", "w1"], ["a"]),
+        node("Relu", ["a"], ["b"]),
+        node("MatMul", ["b", "w2"], ["c"]),
+        node("Reshape", ["c", "shape"], ["d"]),
+        node("Tanh", ["d"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "side", [value("x", [1, 64])], [value("y", [1, 64])], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.random.default_rng(5).normal(size=(1, 64)).astype(np.float32)
+    (whole,) = run(model.SerializeToString(), {"x": x})
+    file = folder / "side.onnx"
+    onnx.save(model, str(file), save_as_external_data=True, location="side.data", size_threshold=0)
+    assert (folder / "side.data").stat().st_size > most
+    return file, whole
+
+
 def difference(partitioner: Partitioner, cut: Cut, feed: Mapping[str, np.ndarray], whole: list[np.ndarray]) -> float:
     """The largest absolute difference between head and tail and the whole model's answer."""
     parts = partitioner.split(cut, RAW)

@@ -19,7 +19,7 @@ from split_models.input_shapes import InputPort, parse_shapes, read_sample, reso
 from split_models.measure import Timed, time_model
 from split_models.measured_cuts import ANCHORS
 from tests.unit.split_models.graphs import graph_from
-from tests.unit.split_models.onnx_graphs import FLOAT, INT64, loop_model, node, save, value, weight
+from tests.unit.split_models.onnx_graphs import FLOAT, INT64, loop_model, node, save, side_file_model, value, weight
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
@@ -226,6 +226,17 @@ def test_a_file_that_is_no_model_is_an_answer_too(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"nothing of the kind")
     found = analyse_file(tmp_path / "x.onnx")
     assert "not an ONNX model" in found.why_none
+
+
+def test_a_model_whose_weights_stay_in_their_side_file_is_measured_too(tmp_path: Path) -> None:
+    """They are not read into the parts, and nothing stays beside the model."""
+    file, _ = side_file_model(tmp_path)
+    before = sorted(one.name for one in tmp_path.iterdir())
+    found = analyse_file(file, "onnx", Asked(inline_bytes=0))
+    assert any("side file" in note for note in found.notes)
+    assert found.measured
+    assert any(row.measured is not None for row in found.cuts)
+    assert sorted(one.name for one in tmp_path.iterdir()) == before
 
 
 def test_a_body_is_analysed_and_measured(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.unit.split_models.onnx_graphs import (
     run,
     save,
     scan_model,
+    side_file_model,
     value,
     weight,
 )
@@ -246,6 +247,17 @@ def test_why_a_model_cannot_be_cut_is_said_in_words(
     assert "export" in raised.value.next_step
 
 
+def test_a_model_of_an_old_operator_set_is_told_how_to_become_newer(tmp_path: Path) -> None:
+    nodes = [node("Add", ["x", "x"], ["a"]), node("Neg", ["a"], ["y"])]
+    model = onnx.load(str(save(tmp_path / "old.onnx", nodes, [value("x", [1, 4])], [value("y", [1, 4])])))
+    model.opset_import[0].version = 6
+    (tmp_path / "old.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(EngineError) as raised:
+        prepare(tmp_path / "old.onnx", {})
+    assert "operator set 6" in raised.value.next_step
+    assert "version_converter" in raised.value.next_step
+
+
 def test_sparse_weights_are_refused_in_words(tmp_path: Path) -> None:
     values = helper.make_tensor("w", FLOAT, [2], [2.0, 3.0])
     sparse = helper.make_sparse_tensor(values, helper.make_tensor("at", INT64, [2], [1, 3]), [4])
@@ -256,31 +268,6 @@ def test_sparse_weights_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="sparse weight 'w'") as raised:
         prepare(file, {})
     assert "dense" in raised.value.next_step
-
-
-def side_file_model(folder: Path, most: int = 1 << 14) -> tuple[Path, np.ndarray]:
-    """Two products whose weights (256 KiB each) lie in a side file, and small ones beside them there."""
-    draw = np.random.default_rng(11)
-    weights = [
-        helper.make_tensor("w1", FLOAT, [64, 1024], draw.normal(size=64 * 1024).astype("f4").tobytes(), raw=True),
-        helper.make_tensor("w2", FLOAT, [1024, 64], draw.normal(size=64 * 1024).astype("f4").tobytes(), raw=True),
-        helper.make_tensor("shape", INT64, [2], np.array([1, 64]).tobytes(), raw=True),
-    ]
-    nodes = [
-        node("MatMul", ["x", "w1"], ["a"]),
-        node("Relu", ["a"], ["b"]),
-        node("MatMul", ["b", "w2"], ["c"]),
-        node("Reshape", ["c", "shape"], ["d"]),
-        node("Tanh", ["d"], ["y"]),
-    ]
-    graph = helper.make_graph(nodes, "side", [value("x", [1, 64])], [value("y", [1, 64])], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    x = drawn(1, 64)
-    (whole,) = run(model.SerializeToString(), {"x": x})
-    file = folder / "side.onnx"
-    onnx.save(model, str(file), save_as_external_data=True, location="side.data", size_threshold=0)
-    assert (folder / "side.data").stat().st_size > most
-    return file, whole
 
 
 @pytest.mark.parametrize("inline_bytes", [1 << 30, SHAPE_BYTES])
