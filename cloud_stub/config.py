@@ -77,6 +77,8 @@ class CoordinatorConfig:
     text_context_tokens: int = 2048
     text_wait_target_s: float = 2.0
     tensor_threads: int = 0
+    tensor_batch_rows: int = 8
+    tensor_batch_wait_ms: int = 0
     tails_url: str = ""
     tails_ca: Path | None = None
     tails_token_file: Path | None = None
@@ -177,7 +179,10 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 _LISTS = frozenset({"addresses", "interfaces", "models", "bundles", "webrtc_addresses", "webrtc_servers"})
-_INTEGERS = frozenset({"port", "broker_port", "text_threads", "text_slots", "text_context_tokens", "tensor_threads"})
+_INTEGERS = frozenset({
+    "port", "broker_port", "text_threads", "text_slots", "text_context_tokens", "tensor_threads", "tensor_batch_rows",
+    "tensor_batch_wait_ms",
+})  # fmt: skip
 _REALS = frozenset({"join_ttl_s", "text_wait_target_s"})
 _FLAGS = frozenset({"mdns", "cut", "webrtc"})
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -231,7 +236,7 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
         raise ConfigError(f"fleet is {config.fleet[:64]!r}", next_step="use [a-z0-9-], 1 to 32 of them", field="fleet")
     for name, low, high in (
         ("port", 0, 65_535), ("broker_port", 0, 65_535), ("text_threads", 0, 1024), ("tensor_threads", 0, 1024),
-        ("text_wait_target_s", 0.01, 600.0),
+        ("text_wait_target_s", 0.01, 600.0), ("tensor_batch_rows", 1, 1024), ("tensor_batch_wait_ms", 0, 1000),
         ("text_slots", 1, 64), ("text_context_tokens", 128, 1 << 20), ("join_ttl_s", 60.0, 30 * 86_400.0),
     ):  # fmt: skip
         value = getattr(config, name)
@@ -293,6 +298,8 @@ _HELP = {
     "text_context_tokens": "room for prompt and answer",
     "text_wait_target_s": "a text request should wait no longer than this for its turn, in seconds",
     "tensor_threads": "threads of one tensor run, 0: its own choice",
+    "tensor_batch_rows": "requests of one model that wait may run together, so many rows at once; 1: never",
+    "tensor_batch_wait_ms": "how long a batch may be held for more while another one runs",
     "tails_url": "inference server (Open Inference Protocol v2) that runs the tails, as http(s)://HOST:PORT",
     "tails_ca": "CA file of that server (default: the system's)",
     "tails_token_file": "file with a bearer token for that server",

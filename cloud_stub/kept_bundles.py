@@ -32,7 +32,7 @@ from split_models.bundle_files import BundleFolder, files_of, read_bundle, usabl
 
 log = logging.getLogger("midstream.coordinator.cutting")
 
-BUILD_FORM = 2
+BUILD_FORM = 3
 """Raise it when the same inputs give another bundle."""
 
 MAX_KEPT = 3

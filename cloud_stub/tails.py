@@ -11,6 +11,7 @@ from typing import Any
 from cloud_stub.bundles import BundleShelf
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.cutting import CutJob, Cutter, usable_samples
+from engines.batching import BatchSettings
 from engines.executor import BoundedExecutor
 from engines.forward import ForwardingEndpoint
 from engines.local import LocalEndpoint
@@ -79,7 +80,10 @@ class TailHouse:
         self._on_bundle = on_bundle
         bundles_dir = config.state_dir / "bundles"
         ports = SplitPorts(local=self._local, store=store, compute=self._images, emit=emit)
-        self._way = ServerWay(SplitSettings(bundle_root=bundles_dir), ports)
+        # A server that runs the tails makes batches of its own.
+        rows = config.tensor_batch_rows if server is None else 1
+        batch = BatchSettings(rows, config.tensor_batch_wait_ms / 1000)
+        self._way = ServerWay(SplitSettings(bundle_root=bundles_dir, batch=batch), ports)
         samples = usable_samples(store.samples())
         self.cutter = Cutter(bundles_dir, _jobs(config, store), self._ready, config.tensor_threads, samples)
         self.shelf = BundleShelf(bundles_dir, lambda: dict(self.cutter.state))

@@ -69,6 +69,21 @@ class CatalogueEntry:
 
 
 @frozen
+class BatchFile:
+    """A tail or whole model with a free first dimension, in which several requests run at once.
+
+    It is there only if rows of a batch were those of single runs, and `gain_ratio` (single runs over one batch of them,
+    in seconds, on the machine that built the bundle) was worth it.
+    """
+
+    file: str
+    sha256: str
+    size_bytes: int
+    gain_ratio: float
+    error_ratio: float = 0.0
+
+
+@frozen
 class CutEntry:
     """One cut of a bundle: the tensors that cross, the head and tail files, and measured figures.
 
@@ -103,6 +118,7 @@ class CutEntry:
     zstd_s: float = 0.0
     head_s: float = 0.0
     sends_input: bool = False
+    batch: BatchFile | None = None
 
 
 @frozen
@@ -135,6 +151,7 @@ class BundleManifest:
     single_cuts: int = 0
     format: Literal["onnx", "tflite"] = "onnx"
     index_bounds: Mapping[str, int] = field(factory=dict)
+    whole_batch: BatchFile | None = None
 
 
 def joined_sha256(sha256: str, others: Sequence[str]) -> str:

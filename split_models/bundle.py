@@ -16,7 +16,7 @@ from protocol.errors import ConfigError, EngineError
 from protocol.models import BUNDLE_SCHEMA, BundleManifest, CatalogueEntry, CutEntry
 from protocol.tensors import TensorSpec
 from split_models.backend import Backend, Prepared, backend_of
-from split_models.bundle_cut import CutWriter
+from split_models.bundle_cut import CutWriter, batch_file
 from split_models.bundle_files import BundleFolder, sweep, usable_bundle
 from split_models.calibration import Calibration, observe
 from split_models.candidates import candidates
@@ -180,6 +180,9 @@ class _Build:
         if not seen.observed:
             raise EngineError(f"no calibration input of {self._entry.name} could be used")
         manifest = self._whole(whole, task, seen, evolve(manifest, single_cuts=len(single_tensor_cuts(prepared.graph))))
+        asked = [found.case.made.inputs for found in seen.observed]
+        batch = batch_file(folder, manifest.whole_file, asked, self._runtime, self._limits.threads)
+        manifest = evolve(manifest, whole_batch=batch)
         seam = Seam(prepared.graph, partitioner, seen, task)
         return evolve(manifest, cuts=tuple(self._cuts(folder, prepared.graph, cuts, seam)))
 

@@ -38,6 +38,9 @@ def files_of(manifest: BundleManifest) -> dict[str, tuple[str, int]]:
     for cut in manifest.cuts:
         found[cut.head_file] = (cut.head_sha256, cut.head_size_bytes)
         found[cut.tail_file] = (cut.tail_sha256, cut.tail_size_bytes)
+    for batch in (manifest.whole_batch, *(cut.batch for cut in manifest.cuts)):
+        if batch is not None:
+            found[batch.file] = (batch.sha256, batch.size_bytes)
     return found
 
 

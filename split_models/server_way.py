@@ -6,9 +6,10 @@ import asyncio
 import logging
 from pathlib import Path
 
+from engines.batching import BatchingEndpoint
 from links.port import Mount
 from protocol.errors import ConfigError, MidstreamError
-from protocol.models import BundleManifest
+from protocol.models import BatchFile, BundleManifest
 from protocol.tensor_frames import TENSOR_FRAMES
 from split_models.bundle_files import MANIFEST, read_bundle
 from split_models.frames_front import FramesFront
@@ -34,7 +35,11 @@ class ServerWay:
         self._registered: dict[str, list[str]] = {}
         self._loads: set[asyncio.Task[None]] = set()
         self._one_load = asyncio.Lock()
-        service = Service(ports.local, ports.compute, ports.clock, lambda: self._shown, side="server", emit=ports.emit)
+        self._batched: dict[str, str] = {}
+        self.batching = BatchingEndpoint(ports.local, lambda: self._batched, lambda: settings.batch, ports.clock)
+        service = Service(
+            self.batching, ports.compute, ports.clock, lambda: self._shown, side="server", emit=ports.emit
+        )
         self.front = Front(service, settings.deadline_s, (TENSOR_FRAMES,))
         self.frames = FramesFront(service)
         self.mount = Mount(
@@ -85,23 +90,35 @@ class ServerWay:
         local = self._ports.local
         for name in self._registered.pop(manifest.model, []):
             self._shown.pop(name, None)
+            self._batched.pop(name, None)
             local.unregister(name)
         plan, kind, names = ModelPlan(manifest, found), manifest.format, []
         if found is not None or manifest.model not in self._shown:  # without a recipe the store's file takes more sizes
             local.register(manifest.model, folder / manifest.whole_file, manifest.digest, kind)
             shape = (plan.input_name, plan.input_shape)
             self._shown[manifest.model] = Shown(manifest.model, PLATFORMS[kind], found, *shape)
-            names.append(manifest.model)
+            names += [manifest.model, *self._register_batch(manifest.model, folder, manifest, manifest.whole_batch)]
         for cut in manifest.cuts:
             name = plan.tail(cut)
             local.register(name, folder / cut.tail_file, manifest.digest, kind)
             self._shown[name] = Shown(name, PLATFORMS[kind], listed=False)
-            names.append(name)
+            names += [name, *self._register_batch(name, folder, manifest, cut.batch)]
         self._registered[manifest.model] = names
         self._bundles[manifest.model] = manifest
         task = asyncio.create_task(self._load(manifest.model), name=f"preload {manifest.model}")
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
+
+    def _register_batch(
+        self, name: str, folder: Path, manifest: BundleManifest, batch: BatchFile | None
+    ) -> tuple[str, ...]:
+        """The file in which requests of `name` run together; it is not shown, and loaded when requests first wait."""
+        if batch is None:
+            return ()
+        together = f"{name}~batch"
+        self._ports.local.register(together, folder / batch.file, manifest.digest, manifest.format)
+        self._batched[name] = together
+        return (together,)
 
     async def _load(self, name: str) -> None:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from engines.batching import BatchSettings
 from engines.local import LocalEndpoint
 from engines.port import TensorEndpoint
 from engines.store import ModelStore
@@ -31,6 +32,7 @@ class SplitSettings:
     speed_ratio: device seconds over server seconds, believed until something was measured. watts: drawn while the
     device computes. refresh_s: how often a device looks for new bundles. preload: keep whole models loaded on a device,
     so that the fallback never waits for a load; without it they are loaded by their first request.
+    batch: how a server puts requests together that wait for the same model.
     """
 
     bundle_root: Path | None = None
@@ -40,6 +42,7 @@ class SplitSettings:
     refresh_s: float = 300.0
     retry_s: float = 5.0
     preload: bool = True
+    batch: BatchSettings = field(factory=BatchSettings)
 
 
 @frozen

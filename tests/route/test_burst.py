@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -10,16 +12,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
 
-from engines.arrays import to_array
+from engines.arrays import to_array, to_tensor
 from engines.executor import BoundedExecutor
 from engines.laned import LanedEndpoint
+from engines.onnx import OnnxRuntime
+from engines.remote_frames import FramesEndpoint
 from engines.remote_twin import RemoteTwin
 from links.http import HttpLink
+from protocol.decode import encode
 from protocol.errors import BadRequest, EngineError
+from protocol.models import BatchFile, CutEntry
 from protocol.oip import InferRequest
+from protocol.tensors import Tensor
 from split_models.arm_cost import Arm
 from split_models.arms import ArmAnswer, Arms, Work
+from split_models.batch_onnx import error_of, try_batch
+from split_models.bundle_files import MANIFEST, read_bundle, verify_files
 from split_models.plan import ModelPlan
 from split_models.recipes import recipe
 from split_models.service import can_wait
@@ -74,6 +84,53 @@ async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
         await link.close()
         await parts.close()
     post.close()
+
+
+async def test_requests_that_wait_for_one_tail_run_together_on_the_server(
+    model_file: Callable[[str], Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    files = {CLS: model_file(CLS)}
+    built = await asyncio.to_thread(bundle_root, [CLS], files.__getitem__, tmp_path_factory.mktemp("bundles"))
+    folder = tmp_path / "root" / CLS
+    shutil.copytree(built / CLS, folder)
+    cut, asked = with_batch(folder)
+    store = store_with(tmp_path / "store", files)
+    async with cloud(tmp_path / "root", store) as far:
+        plan = ModelPlan(far.way.bundles[CLS], recipe("ppocr-cls"))
+        link = HttpLink("cloud", f"http://127.0.0.1:{far.proxy.port}")
+        endpoint = FramesEndpoint("cloud", link.open)
+        alone = [await endpoint.infer(plan.tail(cut), inputs, 30.0) for inputs in asked]
+        assert not far.way.batching.runs or set(far.way.batching.runs) == {1}
+        await far.way.batching.preload(f"{plan.tail(cut)}~batch")
+        together = await asyncio.gather(*(endpoint.infer(plan.tail(cut), inputs, 30.0) for inputs in asked))
+        assert sum(requests * runs for requests, runs in far.way.batching.runs.items()) >= len(asked)
+        assert max(far.way.batching.runs) > 1
+        for found, reference in zip(together, alone, strict=True):
+            assert found.digest == reference.digest
+            for a, b in zip(found.outputs, reference.outputs, strict=True):
+                assert error_of(a, b) <= 1e-5
+        await endpoint.close()
+        await link.close()
+
+
+def with_batch(folder: Path) -> tuple[CutEntry, list[list[Tensor]]]:
+    """The bundle with a batch form of its first tail, whether it gains anything here or not; inputs of that tail."""
+    manifest = read_bundle(folder)
+    cut, rng = manifest.cuts[0], np.random.default_rng(3)
+    kinds = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
+    asked = [
+        [to_tensor(name, rng.uniform(0, 9, shape).astype(kinds[kind])) for name, kind, shape in cut.crossing]
+        for _ in range(16)
+    ]
+    form = try_batch((folder / cut.tail_file).read_bytes(), asked, OnnxRuntime(), least_gain_ratio=0.0)
+    assert form is not None
+    (folder / "tail.batch.onnx").write_bytes(form.data)
+    batch = BatchFile("tail.batch.onnx", hashlib.sha256(form.data).hexdigest(), len(form.data), form.gain_ratio)
+    cuts = (evolve(cut, batch=batch), *manifest.cuts[1:])
+    (folder / MANIFEST).write_bytes(encode(evolve(manifest, cuts=cuts)))
+    assert read_bundle(folder).cuts[0].batch == batch
+    assert verify_files(folder, read_bundle(folder)) == []
+    return cut, asked
 
 
 class _Fails(type(recipe("ppocr-cls"))):  # type: ignore[misc]
