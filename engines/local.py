@@ -207,6 +207,10 @@ class LocalEndpoint:
         """Whether `name` answers without loading first."""
         return self._pool.loaded(name)
 
+    def versions(self) -> str:
+        """The runtimes and their versions, for what was measured with them."""
+        return ", ".join(f"{name} {_version(runtime)}" for name, runtime in sorted(self._runtimes.items()))
+
     def loading(self) -> tuple[str, ...]:
         """Names of the models that are being loaded."""
         return tuple(self._loading)
@@ -337,6 +341,13 @@ def _loader(runtime: TensorRuntime, wanted: Registered, threads: int, warm_by: C
         return slot
 
     return load
+
+
+def _version(runtime: TensorRuntime) -> str:
+    try:
+        return runtime.version
+    except EngineError:
+        return "not installed"
 
 
 def _empty(spec: TensorSpec) -> Tensor:

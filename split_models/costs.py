@@ -40,7 +40,7 @@ WORTH_PACKING_RATIO = 0.95
 class _Part:
     """base_s: seconds at a slow-down of 1, fixed once measured or settled. seen: the latest runs as they were,
     at a slow-down of `seen_at`. engine: whose slow-down; None for work outside engines, which follows the picture's
-    size and says nothing of an engine.
+    size and says nothing of an engine. recalled: learnt by live requests before the last start.
     """
 
     base_s: float
@@ -48,6 +48,7 @@ class _Part:
     settling: int = SETTLING_RUNS
     seen: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
     seen_at: float = 1.0
+    recalled: bool = False
 
 
 class CostTable:
@@ -103,11 +104,33 @@ class CostTable:
                     mine.setdefault(figure.what, (figure.median_s, digest == self._manifest.digest))
         parts = self._parts["device"]
         whole_s, _ = mine.get("whole", (0.0, False))
-        if whole_s > 0:
+        if whole_s > 0 and not parts["whole"].recalled:
             _rebase_unseen(parts, whole_s / max(parts["whole"].base_s, 1e-9))
         for what, (seconds, exact) in mine.items():
-            if what in parts and seconds > 0:
+            if what in parts and seconds > 0 and not parts[what].recalled:
                 parts[what] = _Part(seconds, parts[what].engine, settling=0 if exact else SETTLING_RUNS)
+
+    def learnt(self) -> Mapping[Side, Mapping[str, float]]:
+        """Seconds at a slow-down of 1 of every part that live requests have run often enough."""
+        return {
+            side: {
+                name: median(part.seen) / part.seen_at
+                for name, part in parts.items()
+                if len(part.seen) >= SETTLING_RUNS and median(part.seen) > 0
+            }
+            for side, parts in self._parts.items()
+        }
+
+    def recall(self, learnt: Mapping[Side, Mapping[str, float]]) -> None:
+        """Begin with what a table of the same bundle had learnt, which goes before benchmarks."""
+        for side, parts in self._parts.items():
+            kept = learnt.get(side, {})
+            whole_s = kept.get("whole", 0.0)
+            if side == "device" and whole_s > 0:
+                _rebase_unseen(parts, whole_s / max(parts["whole"].base_s, 1e-9))
+            for name, seconds in kept.items():
+                if name in parts:
+                    parts[name] = _Part(seconds, parts[name].engine, settling=0, recalled=True)
 
     def observe(self, side: Side, part: str, seconds: float) -> None:
         """What a live request took, waiting left out; unknown parts and nonsense are ignored."""

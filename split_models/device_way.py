@@ -21,6 +21,7 @@ from split_models.arm_cost import Arm
 from split_models.arms import Arms, compressing
 from split_models.bundle_client import BundleClient, kept_as
 from split_models.bundle_files import files_of, parse_manifest
+from split_models.cost_memory import CostMemory, KeptCosts
 from split_models.costs import CostTable
 from split_models.front import Front
 from split_models.heads import Heads
@@ -57,6 +58,8 @@ class DeviceWay:
         self._faults: dict[str, MidstreamError] = {}
         self._wake = asyncio.Event()
         self._heads = Heads(ports.local, ports.clock, self._spawn, self._warmed)
+        engine = f"{ports.local.versions()}, {settings.speed_ratio:g} times as slow as a server"
+        self._costs = CostMemory(self._costs_path, engine, ports.clock)
         self._coming: frozenset[str] | None = None
         service = Service(
             ports.local, ports.compute, ports.clock, lambda: self._shown, self._runners, "device", ports.emit,
@@ -88,6 +91,7 @@ class DeviceWay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for runner in self._runners.values():
             await runner.close()
+        await self._keep_costs(now=True)
 
     async def refresh(self) -> None:
         """Look at the store again: after a pull, an add or a removal."""
@@ -180,8 +184,11 @@ class DeviceWay:
         manifest = read_durable(self._manifest_path(entry.name), parse_manifest)
         return manifest if manifest is not None and manifest.source_sha256 == entry.source_sha256 else None
 
-    def _install(self, plan: ModelPlan) -> None:
-        """Serve a model by this plan from now on; requests under way finish on the old one."""
+    def _install(self, plan: ModelPlan, kept: KeptCosts | None = None) -> None:
+        """Serve a model by this plan from now on; requests under way finish on the old one.
+
+        kept: what the same bundle cost before the last start.
+        """
         platform = PLATFORMS[plan.manifest.format]
         self._shown[plan.name] = Shown(plan.name, platform, plan.recipe, plan.input_name, plan.input_shape)
         old = self._runners.get(plan.name)
@@ -193,6 +200,8 @@ class DeviceWay:
             engine=plan.manifest.format,
             slowdowns=self._ports.slowdowns,
         )
+        if kept is not None:
+            table.recall({"device": kept.device, "server": kept.server})
         runner = Runner(plan, arms, self._runner_ports(plan), table)
         runner.learn(self._measured)
         self._runners[plan.name] = runner
@@ -251,6 +260,7 @@ class DeviceWay:
         while True:
             self._wake.clear()
             complete = await self._sync()
+            await self._keep_costs()
             pause_s = self._settings.refresh_s if complete else self._settings.retry_s
             try:
                 async with asyncio.timeout(pause_s):
@@ -307,7 +317,7 @@ class DeviceWay:
             path = self._head_path(manifest, cut)
             if path.is_file():
                 local.register(plan.head(cut), path, manifest.digest, manifest.format)
-        self._install(plan)
+        self._install(plan, await self._costs.read(manifest.model, manifest.digest))
         return True
 
     async def _fetch_heads(self, manifest: BundleManifest, remote: Remote) -> None:
@@ -315,6 +325,12 @@ class DeviceWay:
         for cut in manifest.cuts:
             path = await self._client.head(remote.link, manifest, cut)
             self._ports.local.register(plan.head(cut), path, manifest.digest, manifest.format)
+
+    async def _keep_costs(self, *, now: bool = False) -> None:
+        for name, runner in list(self._runners.items()):
+            manifest = runner.plan.manifest
+            if manifest.cuts:
+                await self._costs.keep(name, manifest.digest, runner.table, now=now)
 
     def _keep(self, manifest: BundleManifest) -> None:
         """Remember the manifest for a start without a link, and drop files of bundles before."""
@@ -327,6 +343,9 @@ class DeviceWay:
 
     def _manifest_path(self, model: str) -> Path:
         return self._ports.store.file_path(kept_as(model), "manifest.json")
+
+    def _costs_path(self, model: str) -> Path:
+        return self._ports.store.file_path(kept_as(model), "costs.json")
 
     def _head_path(self, manifest: BundleManifest, cut: CutEntry) -> Path:
         return self._ports.store.file_path(kept_as(manifest.model), f"{cut.head_sha256[:16]}-{cut.head_file}")

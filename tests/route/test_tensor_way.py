@@ -288,6 +288,21 @@ async def test_a_bundle_is_kept_for_a_start_without_a_link(
         assert answer.digest == digest
 
 
+async def test_what_requests_taught_survives_a_restart(
+    files: dict[str, Path], tmp_path: Path, near: Device, page: bytes
+) -> None:
+    store = stored(tmp_path / "device", files)
+    async with device(store, policy=QUICK) as first:
+        client = Client(first.server.port)
+        for _ in range(6):
+            await client.boxes(page, CLS)
+        await client.close()
+        taught = first.way.runners[CLS].table.learnt()["device"]
+    assert "whole" in taught
+    async with device(store, policy=QUICK) as again:
+        assert again.way.runners[CLS].table.seconds("device", "whole") == pytest.approx(taught["whole"])
+
+
 async def test_a_dead_far_end_never_stops_the_device(files: dict[str, Path], tmp_path: Path, page: bytes) -> None:
     async with device(stored(tmp_path / "dead", files), "http://127.0.0.1:9", policy=QUICK) as alone:
         client = Client(alone.server.port)

@@ -176,3 +176,37 @@ def test_unloaded_heads_are_marked_and_server_waits_are_added() -> None:
     loaded = {cost.arm.cut: cost.loaded for cost in found if cost.arm.kind == "cut"}
     assert loaded == {"003": False, "009": True}
     assert all(cost.server_s > 1.5 for cost in found if cost.arm.link)
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_a_server_that_slows_down_is_seen_within_five_requests(factor: float) -> None:
+    table = CostTable(manifest(cut("003"), cut("009")))
+    for part in ("tail:003:int8", "tail:009:int8"):
+        for _ in range(5):
+            table.observe("server", part, 0.03)
+    for _ in range(5):
+        table.observe("server", "tail:003:int8", 0.03 * factor)
+    assert table.seconds("server", "tail:003:int8") == pytest.approx(0.03 * factor)
+    assert table.seconds("server", "tail:009:int8") == pytest.approx(0.03 * factor), "the other tail has not run since"
+    assert table.seconds("device", "whole") == pytest.approx(0.1)
+
+
+def test_what_requests_taught_is_recalled_before_benchmarks_and_without_the_heat() -> None:
+    table = CostTable(manifest(cut("003"), cut("009", share=0.5)))
+    for seconds in (0.2, 0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.4, 0.4):
+        table.observe("device", "whole", seconds)
+    for _ in range(4):
+        table.observe("server", "tail:003:int8", 0.07)
+    table.observe("device", "head:003:int8", 0.05)
+    learnt = table.learnt()
+    assert learnt["device"] == {"whole": pytest.approx(0.2)}, "one run of a head is not enough"
+    again = CostTable(manifest(cut("003"), cut("009", share=0.5)))
+    again.recall(learnt)
+    figure: dict[str, Any] = {"digest": "d" * 64, "engine": "onnx", "threads": 1, "spread_s": 0.0}
+    again.learn([Measured(what="whole", median_s=0.9, **figure)])
+    assert again.seconds("device", "whole") == pytest.approx(0.2)
+    assert again.seconds("device", "head:009:int8") == pytest.approx(0.1)
+    assert again.seconds("server", "tail:003:int8") == pytest.approx(0.07)
+    for _ in range(5):
+        again.observe("device", "whole", 0.6)
+    assert again.seconds("device", "whole") == pytest.approx(0.6), "what is recalled is corrected as ever"
