@@ -38,7 +38,7 @@ class Waits:
     first_s: float = 1.0
     longest_s: float = 120.0
     good_after_s: float = 30.0
-    grace_s: float = 1.0
+    grace_s: float = 3.0
     linger_s: float = 60.0
     look_s: float = 5.0
 

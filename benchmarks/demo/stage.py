@@ -154,6 +154,8 @@ async def _start_coordinator(folder: Path) -> Child:
 async def _start_agent(folder: Path, records: Path, slowdown: float, join: str, data_port: int) -> Child:
     arguments = ["agent", "--json", "--state-dir", str(folder / "agent"), "--port", "0", "--events", str(records)]
     arguments += ["--mdns-interfaces", LOOPBACK, "--data-proxy", f"{LOOPBACK}:{data_port}"]
+    # The network that falls is the direct way's; a second one beside it would tell another story.
+    arguments += ["--webrtc", "off"]
     arguments += ["--tensor-models", VISION_MODEL, "--tensor-threads", "1"]
     arguments += ["--text-model", TEXT_MODEL, "--text-threads", "1", "--slowdown", str(slowdown)]
     return await Child.start("agent", arguments, folder / "agent.log", {"MIDSTREAM_JOIN_TOKEN": join})

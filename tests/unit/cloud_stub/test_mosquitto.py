@@ -29,7 +29,7 @@ from protocol.device import DeviceProfile
 from protocol.documents import CoordinatorState, Presence, Registration
 from protocol.events import ignore
 from protocol.signature import Envelope
-from protocol.topics import Topics, coord_state
+from protocol.topics import Topics, coord_state, fleet_pattern
 from tests.conftest import mosquitto_binary, wait_for_port
 from tests.unit.cloud_stub.device_side import new_device
 
@@ -134,6 +134,30 @@ async def test_the_whole_control_plane_over_mqtt_5(server: Server, coordinator: 
     verdict = judge(envelope, None, server.authority.policy_keys, {}, wall_now(), fleet="lab")
     assert getattr(verdict, "code", "") == "accepted"
     await device.close()
+
+
+async def test_a_device_signals_as_itself_and_hears_its_answer(server: Server, coordinator: Coordinator) -> None:
+    offers: list[Delivery] = []
+    answers: list[Delivery] = []
+    await coordinator._channel.subscribe(fleet_pattern("lab", "signal/offer"), offers.append)
+    device, spy = server.channel("pi-1"), server.channel("pi-2")
+    mine, other = Topics("lab", "pi-1"), Topics("lab", "pi-2")
+    await device.subscribe(mine.signal_answer, answers.append)
+    spy.start()
+    await until(lambda: device.state == spy.state == coordinator.broker_state == "up")
+    await spy.publish(mine.signal_offer, b"forged", expires_in_s=30)
+    await spy.publish(mine.signal_answer, b"forged", expires_in_s=30)
+    await spy.publish(other.signal_offer, b"its own", expires_in_s=30)
+    await device.publish(mine.signal_offer, b"offer", expires_in_s=30)
+    await until(lambda: len(offers) == 2)
+    await coordinator._channel.publish(mine.signal_answer, b"answer", expires_in_s=30)
+    await until(lambda: answers)
+    assert sorted((offer.topic, offer.payload) for offer in offers) == [
+        (mine.signal_offer, b"offer"), (other.signal_offer, b"its own"),
+    ]  # fmt: skip
+    assert [answer.payload for answer in answers] == [b"answer"]
+    await device.close()
+    await spy.close()
 
 
 async def test_another_devices_topics_are_closed(server: Server, coordinator: Coordinator) -> None:
