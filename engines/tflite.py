@@ -1,4 +1,4 @@
-"""TensorRuntime over LiteRT (ai-edge-litert) or its predecessor tflite-runtime; the only module that names them."""
+"""TensorRuntime over LiteRT (ai-edge-litert) or its predecessor tflite-runtime; the only module that runs them."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from engines.arrays import to_array, to_tensor
 from engines.tflite import TfliteRuntime
 from protocol.errors import ConfigError, EngineError, MidstreamError, Unsupported
+from split_models.candidates import candidates
 from split_models.codec import FP16, INT8, RAW, affine_for, halve, quantise
 from split_models.cuts import Cut, single_tensor_cuts
 from split_models.graph import GraphTensor
@@ -207,6 +208,37 @@ def test_int8_models_hand_over_int8(tmp_path: Path, run: Any) -> None:
     for codec in (INT8, FP16):
         with pytest.raises(Unsupported):
             Partitioner(prepared).split(cuts[0], codec)
+
+
+@st.composite
+def drawn_graphs(draw: st.DrawFn) -> Drawn:
+    """Additions, products and signs over two inputs, weights and what is made of weights alone, in any wiring."""
+    drawn = Drawn()
+    known = [drawn.tensor("x", (1, 4)), drawn.tensor("z", (1, 4))]
+    known.append(drawn.weight("w", np.array([[1, -2, 0.5, 3]], np.float32)))
+    made = []
+    for place in range(draw(st.integers(3, 9))):
+        name = draw(st.sampled_from(["NEG", "ABS", "ADD", "MUL"]))
+        reads = [draw(st.sampled_from(known[-5:] + known[:3])) for _ in range(1 + (name in ("ADD", "MUL")))]
+        made.append(drawn.tensor(f"t{place}", (1, 4)))
+        drawn.add(name, reads, [made[-1]], f"{name.capitalize()}Options")
+        known.append(made[-1])
+    early = draw(st.sets(st.sampled_from(made[:-1]), max_size=2))
+    drawn.ports([0, 1], [made[-1], *sorted(early)])
+    return drawn
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=drawn_graphs())
+def test_every_cut_of_any_graph_gives_the_whole_answer(tmp_path: Path, run: Any, drawn: Drawn) -> None:
+    prepared = prepare(drawn.save(tmp_path / "m.tflite"), {})
+    feed = {"x": np.array([[1, 2, -3, 0.5]], np.float32), "z": np.array([[-1, 0.25, 2, 7]], np.float32)}
+    whole, partitioner = run(prepared.data, feed), Partitioner(prepared)
+    for cut in candidates(prepared.graph):
+        parts = partitioner.split(cut, RAW)
+        answer = run(parts.tail, run(parts.head, feed))
+        assert list(answer) == list(whole), cut
+        assert all(np.array_equal(answer[name], whole[name]) for name in whole), cut
 
 
 # -- names and shapes ------------------------------------------------------------------------------------------------
