@@ -30,7 +30,7 @@ def views_of(tensors: Sequence[Tensor]) -> deque[memoryview]:
 
 def pack(tensors: Sequence[Tensor]) -> bytes:
     """All data in one zstd frame. Blocking, about 2 ms per MB."""
-    return zstd.compress(b"".join(views_of(tensors)))
+    return zstd.compress_tensors(b"", tensors)
 
 
 @define(eq=False)

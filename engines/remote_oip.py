@@ -128,7 +128,8 @@ class RemoteEndpoint:
         headers, body = encode_request(InferRequest(model=model, inputs=tuple(inputs), binary=True))
         plain = body
         if packed:
-            body = await _aside(partial(zstd.compress, body), len(body))
+            head = body[: len(body) - sum(tensor.size_bytes for tensor in inputs)]
+            body = await _aside(partial(zstd.compress_tensors, head, inputs), len(body))
             headers = {**headers, "content-encoding": zstd.NAME, "accept-encoding": zstd.NAME}
         encode_s = self._clock() - began_s
         samples: list[TransferSample] = []

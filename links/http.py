@@ -7,7 +7,6 @@ is the time a new connection takes to open.
 from __future__ import annotations
 
 import asyncio
-import io
 import ssl as ssl_module
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -29,6 +28,12 @@ from protocol.events import Direction, TransferSample
 
 MAX_REPLY_BYTES = 64 << 20
 MAX_ERROR_BODY_BYTES = 64 << 10
+PIECE_BYTES = 128 << 10
+"""Of a body, handed to the connection at a time: TLS works on one without a pause."""
+
+READ_AHEAD_BYTES = 512 << 10
+"""Of an answer, before reading it is paused: each pause costs as much as copying this does."""
+
 LARGE_REPLY_BYTES = 16 << 10
 """A reply of this size or more is a sample of the way down."""
 
@@ -66,19 +71,33 @@ class _Receipt:
     moved_bytes: int = 0
 
 
-class _Body(aiohttp.BytesIOPayload):
-    """A request's body that tells the transfer which connection it goes over.
+class _Body(aiohttp.Payload):
+    """A request's body that tells the transfer which connection it goes over, and how much of it was `written`.
 
-    A file object is written piece by piece, so that a slow uplink never holds up the loop.
+    It is written piece by piece and never copied here, so that a slow uplink never holds up the loop.
     """
 
-    def __init__(self, body: io.BytesIO, transfer: _Transfer) -> None:
-        super().__init__(body)
+    _autoclose = True
+
+    def __init__(self, body: bytes, transfer: _Transfer) -> None:
+        super().__init__(body, content_type="application/octet-stream")
+        self._size = len(body)
         self._transfer = transfer
+        self.written = 0
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        await self.write_with_length(writer, None)
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         self._transfer.moved = acknowledged(getattr(writer, "transport", None))
-        await super().write_with_length(writer, content_length)
+        view = memoryview(self._value)[:content_length]
+        while self.written < len(view):
+            piece = view[self.written : self.written + PIECE_BYTES]
+            self.written += len(piece)
+            await writer.write(piece)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return str(self._value, encoding, errors)
 
 
 def _trace(clock: Clock) -> aiohttp.TraceConfig:
@@ -306,6 +325,7 @@ class HttpLink:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trace_configs=[_trace(self._clock)],
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
+                read_bufsize=READ_AHEAD_BYTES,
                 max_line_size=8190,
                 max_field_size=16_384,
             )
@@ -321,24 +341,24 @@ class HttpLink:
         not be written whole has not been acted upon, and goes once over another connection (RFC 9112, section 9.3.1).
         """
         for attempt in range(2):
-            left = io.BytesIO(body)
+            left = _Body(body, transfer)
             try:
                 return await self._request(method, path, headers, left if body else None, transfer)
             except aiohttp.ClientOSError as err:
                 refused = isinstance(err.__cause__ or err, aiohttp.ClientConnectionResetError)
-                if attempt or not transfer.reused or not (refused or left.tell() < len(body)):
+                if attempt or not transfer.reused or not (refused or left.written < len(body)):
                     raise
                 transfer.reused, transfer.sending_s = False, None
         raise AssertionError("the second attempt returns or raises")
 
     async def _request(
-        self, method: str, path: str, headers: Mapping[str, str], body: io.BytesIO | None, transfer: _Transfer
+        self, method: str, path: str, headers: Mapping[str, str], body: _Body | None, transfer: _Transfer
     ) -> aiohttp.ClientResponse:
-        kind = {"content-type": "application/octet-stream"} if body else {}
+        kind = {"content-type": "application/octet-stream"} if body is not None else {}
         return await self._client().request(
             method,
             self._url(path),
-            data=_Body(body, transfer) if body is not None else None,
+            data=body,
             headers=kind | self._headers | _lower(headers),
             trace_request_ctx=transfer,
             allow_redirects=method == "GET",
@@ -348,13 +368,15 @@ class HttpLink:
     async def _read(self, response: aiohttp.ClientResponse, limit: int, receipt: _Receipt) -> bytes:
         if (response.content_length or 0) > limit:
             raise LinkError(f"{self._name} answers with {response.content_length} bytes, at most {limit} are taken")
-        data = bytearray()
+        chunks: list[bytes] = []
+        size_bytes = 0
         async for chunk in response.content.iter_any():
-            data += chunk
-            receipt.moved_bytes = len(data)
-            if len(data) > limit:
+            chunks.append(chunk)
+            size_bytes += len(chunk)
+            receipt.moved_bytes = size_bytes
+            if size_bytes > limit:
                 raise LinkError(f"{self._name} answers with more than the {limit} bytes that are taken")
-        return bytes(data)
+        return b"".join(chunks)
 
     async def _refuse_status(self, response: aiohttp.ClientResponse, path: str) -> None:
         if response.status < 400:

@@ -41,12 +41,7 @@ def load_json(
     if len(data) > max_bytes:
         raise TooLarge(f"{what} has {len(data)} bytes, at most {max_bytes} are taken")
     try:
-        found = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=None if bulk else _finite,
-        )
+        found = (_BULK if bulk else _STRICT).decode(data.decode("utf-8"))
     except UnicodeDecodeError as err:
         raise ProtocolError(f"{what} is not UTF-8 at byte {err.start}") from err
     except RecursionError as err:
@@ -129,6 +124,10 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"number {text[:32]} is out of range")
     return number
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+_BULK = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def _check_depth(value: Any, what: str, max_depth: int) -> None:

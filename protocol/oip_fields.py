@@ -18,6 +18,8 @@ MAX_HEADER_BYTES = 1 << 20
 MAX_TENSORS = 256
 MAX_NAME_CHARS = 512
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 def inflate(headers: Mapping[str, str], body: bytes, max_bytes: int) -> bytes:
     """Undo a gzip, deflate or zstd Content-Encoding, never making more than `max_bytes`.
@@ -48,7 +50,7 @@ def inflate(headers: Mapping[str, str], body: bytes, max_bytes: int) -> bytes:
 def dump(document: Mapping[str, Any]) -> bytes:
     """Compact JSON; raises EngineError for NaN and Infinity."""
     try:
-        text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = _COMPACT.encode(document)
     except ValueError as err:
         raise EngineError(
             "the answer holds NaN or Infinity, which JSON cannot say", next_step="ask for binary outputs"

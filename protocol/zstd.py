@@ -6,16 +6,25 @@ Optional: without either, `available()` is False and nothing here is offered to 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 from protocol.errors import ConfigError, ProtocolError, TooLarge, Unsupported
+from protocol.tensors import Tensor
 
 NAME = "zstd"
 """The content coding, and the extension of the same name in GET /v2."""
 
 LEVEL = 1
 """Levels above gain little on activations and cost several times the time."""
+
+LEAST_PLANE_BYTES = 1_536
+"""A block's own code lengths take about 70 bytes; below this they cost what they save."""
+
+MOST_PLANE_BYTES = 32 << 10
+"""Larger planes fill blocks by themselves."""
 
 MAX_WINDOW_LOG = 27
 """128 MiB of history, what level 22 asks for: a frame cannot make its reader hold more."""
@@ -43,6 +52,34 @@ def compress(body: bytes, level: int = LEVEL) -> bytes:
         raise ConfigError("no Zstandard library is installed", next_step="install midstream[zstd]")
     frame: bytes = zstd.compress(body, level)
     return frame
+
+
+def compress_tensors(head: bytes, tensors: Sequence[Tensor], level: int = LEVEL) -> bytes:
+    """`head` and the data of the tensors as one frame. Raises ConfigError without a library.
+
+    Codes of one channel are alike and unlike the next channel's, so where a channel fills a block it gets one, with
+    code lengths of its own: the codes of a layer's middle-sized planes come out a tenth shorter.
+    """
+    zstd = _module()
+    if zstd is None or not any(map(_plane_bytes, tensors)):
+        return compress(b"".join((head, *(tensor.data for tensor in tensors))), level)
+    packer = zstd.ZstdCompressor(level=level)
+    packer.set_pledged_input_size(len(head) + sum(tensor.size_bytes for tensor in tensors))
+    parts = [packer.compress(head, packer.FLUSH_BLOCK)]
+    for tensor in tensors:
+        plane_bytes = _plane_bytes(tensor) or max(1, tensor.size_bytes)
+        data = memoryview(tensor.data)
+        for start in range(0, tensor.size_bytes, plane_bytes):
+            parts.append(packer.compress(data[start : start + plane_bytes], packer.FLUSH_BLOCK))
+    return b"".join((*parts, packer.flush()))
+
+
+def _plane_bytes(tensor: Tensor) -> int:
+    """Bytes of one channel of byte codes, 0 where a block of its own would not pay."""
+    if tensor.datatype not in ("UINT8", "INT8") or len(tensor.shape) < 3:
+        return 0
+    plane_bytes = prod(tensor.shape[2:])
+    return plane_bytes if LEAST_PLANE_BYTES <= plane_bytes <= MOST_PLANE_BYTES else 0
 
 
 def decompress(body: bytes, max_bytes: int) -> bytes:

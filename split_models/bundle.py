@@ -26,7 +26,7 @@ from split_models.measure import MeasureRun, time_calls, time_model
 from split_models.offer import offers
 from split_models.raw_input import still_input
 from split_models.recipes import recipe
-from split_models.seam import Seam
+from split_models.seam import Bench, Seam
 from split_models.task import RecipeTask, SampledTask, Task
 
 
@@ -204,13 +204,13 @@ class _Build:
         )
 
     def _cuts(self, folder: BundleFolder, graph: Graph, cuts: Sequence[Cut], seam: Seam) -> list[CutEntry]:
-        trial = folder.path / f".trial.{self._backend.format}"
         threads, raw = self._limits.threads, still_input(graph)
+        bench = Bench(folder.path / f".trial.{self._backend.format}", self._runtime, threads)
         writer = CutWriter(folder, seam, self._runtime, self._measure, threads, self._backend.format, raw)
 
         def error_of(cut: Cut, codec: str) -> float:
             self._step(f"try cut {cut.id} {codec}")
-            return seam.error_ratio(cut, codec, trial, self._runtime, threads)
+            return seam.error_ratio(cut, codec, bench)
 
         found: list[CutEntry] = []
         for offered in offers(cuts, error_of, self._limits.max_cuts, lambda: self._clock() < self._ends_s):

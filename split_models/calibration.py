@@ -13,7 +13,7 @@ from engines.arrays import to_array
 from engines.port import TensorModel, TensorRuntime
 from protocol.tensors import Tensor
 from split_models.backend import Partitioner
-from split_models.codec import Affine, affine_for
+from split_models.codec import FINEST, Affine, Coarseness, affine_for
 from split_models.task import Case, Task
 
 if TYPE_CHECKING:
@@ -57,19 +57,15 @@ class Calibration:
         self._axis = axis
         self._margin = margin
 
-    def affine(self, name: str, clip: float = 0.0) -> Affine:
-        """Range per channel of a crossing tensor or an output, without the share `clip` of values at each end."""
-        import numpy as np
-
-        arrays = [to_array(seen.tensor(name)) for seen in self.observed]
+    def affine(self, name: str, coarseness: Coarseness = FINEST, learning: bool = False) -> Affine:
+        """Range per channel of a crossing tensor or an output. learning: of every other input only, so that the rest
+        show how the form does on inputs that it has not seen.
+        """
+        arrays = [to_array(seen.tensor(name)) for seen in (self.observed[::2] if learning else self.observed)]
         axis = _better_axis(arrays, self._axis)
-        values = _rows(arrays, axis)
-        if clip > 0.0:
-            low, high = np.quantile(values, (clip, 1.0 - clip), axis=1)
-        else:
-            low, high = values.min(axis=1), values.max(axis=1)
+        low, high = _ends(_rows(arrays, axis), coarseness.clip)
         spare = self._margin * (high - low)
-        return affine_for((low - spare).tolist(), (high + spare).tolist(), axis)
+        return affine_for((low - spare).tolist(), (high + spare).tolist(), axis, coarseness)
 
 
 def observe(
@@ -115,6 +111,16 @@ def _observe_one(model: TensorModel | None, whole: TensorModel, task: Task, case
     outputs = tuple(whole.run(case.made.inputs))
     crossing = model.run(case.made.inputs) if model is not None else ()
     return Observed(case, {tensor.name: tensor for tensor in crossing}, outputs, task.answer(outputs, case))
+
+
+def _ends(rows: NDArray[Any], clip: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Lowest and highest value per row, without the share `clip` of values at each end."""
+    import numpy as np
+
+    if clip > 0.0:
+        low, high = np.quantile(rows, (clip, 1.0 - clip), axis=1)
+        return low, high
+    return rows.min(axis=1), rows.max(axis=1)
 
 
 def _rows(arrays: Sequence[NDArray[Any]], axis: int) -> NDArray[Any]:

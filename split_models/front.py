@@ -19,6 +19,7 @@ from protocol import zstd
 from protocol.errors import BadRequest, Loading, MidstreamError, NotFound
 from protocol.oip import (
     BINARY_EXTENSION,
+    HEADER_LENGTH,
     MAX_BODY_BYTES,
     ZSTD_EXTENSION,
     InferRequest,
@@ -38,6 +39,9 @@ JSON = {"content-type": "application/json"}
 
 MAX_HERE_BYTES = 256 << 10
 """Longer bodies are read and made in a thread: the event loop also carries everyone else's requests."""
+
+MAX_COPIED_BYTES = 4 << 20
+"""Longer binary answers are put together in a thread: a copy of this takes about a millisecond."""
 
 _MIN_COMPRESSED_BYTES = 1_024
 
@@ -107,7 +111,7 @@ class Front:
         raw_shortcut = request.headers.get("inference-header-content-length") == "0"
         specs = (await self._service.metadata(shown.name)).inputs if raw_shortcut else ()
         decode = partial(decode_request, name, request.headers, request.body, specs=specs)
-        asked = await _aside(decode, "content-encoding" in request.headers or len(request.body) > MAX_HERE_BYTES)
+        asked = await _aside(decode, _is_work(request.headers, len(request.body)))
         self._count += 1
         if not asked.id:
             asked = _with_id(asked, request.headers.get("x-request-id") or f"t{self._count}")
@@ -115,8 +119,9 @@ class Front:
         else:
             told_id = asked.id
         served = await self._service.infer(asked, self._deadline(asked))
-        large = sum(tensor.size_bytes for tensor in served.outputs) > MAX_HERE_BYTES
-        return await _aside(partial(_answer, asked, served, told_id, request.headers), large)
+        size_bytes = sum(tensor.size_bytes for tensor in served.outputs)
+        bound = MAX_COPIED_BYTES if asked.binary and "accept-encoding" not in request.headers else MAX_HERE_BYTES
+        return await _aside(partial(_answer, asked, served, told_id, request.headers), size_bytes > bound)
 
     def _deadline(self, asked: InferRequest) -> float:
         """`timeout` in microseconds, as Triton has it, or `deadline_s`."""
@@ -128,6 +133,13 @@ class Front:
                 raise BadRequest(f"{value!r} is not a positive number", field=f"parameters.{key}")
             return min(MAX_DEADLINE_S, float(value) * factor)
         return self._deadline_s
+
+
+def _is_work(headers: Mapping[str, str], size_bytes: int) -> bool:
+    """Whether taking a body apart takes long: a binary one's tensors stay where they are, however large."""
+    if "content-encoding" in headers:
+        return True
+    return size_bytes > MAX_HERE_BYTES and headers.get(HEADER_LENGTH, "0") == "0"
 
 
 async def _aside(work: Callable[[], T], large: bool) -> T:

@@ -61,7 +61,8 @@ class _Walk:
             return
         good = [Offered(cut, RAW, 0.0), *self._good_forms(cut)]
         worth = len(good) > 1 or _is_small(cut)
-        if not (worth or first):
+        smallest = min(_size(cut, offered.codec) for offered in good)
+        if not first and (not worth or smallest >= self._least):
             return
         halved_only = worth and good[-1].codec == FP16 and len(good) == 2
         larger = self.waiting and _size(self.waiting[0].cut, INT8) > _size(cut, INT8)
@@ -71,7 +72,7 @@ class _Walk:
         if not self.waiting:
             yield from self._taken(good)
         if worth:
-            self._least = min(_size(cut, offered.codec) for offered in good)
+            self._least = smallest
 
     def _taken(self, offered: list[Offered]) -> Iterator[Offered]:
         self.chosen += bool(offered)

@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from engines.arrays import to_array, to_tensor
-from split_models.codec import CODECS, FP16, INT8, RAW, Affine, affine_for, dequantise, halve, quantise, wire_bytes
+from split_models.codec import (
+    CODECS,
+    FP16,
+    INT8,
+    RAW,
+    Affine,
+    Coarseness,
+    affine_for,
+    dequantise,
+    halve,
+    quantise,
+    wire_bytes,
+)
 
 values = npst.arrays(
     np.float32,
@@ -32,7 +44,7 @@ def through(codec: str, array: np.ndarray) -> tuple[np.ndarray, int, float]:
         halves = halve(array)
         inside = np.minimum(np.abs(array), 65504.0)
         cut_off = float((np.abs(array) - inside).max())
-        return halves.astype(np.float32), halves.nbytes, cut_off / 0.51 + float(inside.max()) * 2**-10
+        return halves.astype(np.float32), halves.nbytes, cut_off / 0.51 + float(inside.max()) * 2**-10 + 2**-24
     affine = ranges(array)
     codes = to_tensor("t", quantise(array, affine))
     return to_array(dequantise(codes, affine)), codes.size_bytes, max(affine.scales)
@@ -46,6 +58,29 @@ def test_error_and_size_are_bounded(codec: str, array: np.ndarray) -> None:
     assert after.dtype == np.float32
     assert size_bytes == wire_bytes(codec, [("t", "FP32", array.shape)])
     assert np.abs(after.astype(np.float64) - array).max() <= step * 0.51 + 1e-3 * step + 1e-9
+
+
+@given(array=values, levels=st.integers(15, 255), even=st.floats(0.0, 1.0))
+def test_coarser_forms_keep_their_range_and_their_step(array: np.ndarray, levels: int, even: float) -> None:
+    rows = np.moveaxis(array, 1, 0).reshape(array.shape[1], -1)
+    form = Coarseness(levels=levels, evenness=even)
+    affine = affine_for(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), coarseness=form)
+    after = to_array(dequantise(to_tensor("t", quantise(array, affine)), affine))
+    step = max(affine.scales)
+    assert np.abs(after.astype(np.float64) - array).max() <= step * 0.51 + 1e-3 * step + 1e-9
+    assert (after[array == 0.0] == 0.0).all()
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_channels_lie_along_the_axis(axis: int) -> None:
+    array = np.zeros((1, 4, 4), dtype=np.float32)
+    places = np.moveaxis(array, axis, 0)
+    for index in range(4):
+        places[index] = np.linspace(0, 10.0**index, 4)
+    rows = places.reshape(4, -1)
+    affine = affine_for(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), axis)
+    after = np.moveaxis(to_array(dequantise(to_tensor("t", quantise(array, affine)), affine)), axis, 0)
+    assert all(np.abs(after[k] - places[k]).max() <= 10.0**k / 500 for k in range(4))
 
 
 @pytest.mark.parametrize("codec", CODECS)

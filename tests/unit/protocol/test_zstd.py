@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import prod
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,20 @@ def test_a_bomb_that_declares_nothing_is_stopped_at_the_bound() -> None:
 def test_two_frames_are_not_one_body() -> None:
     with pytest.raises(ProtocolError, match="after its end"):
         zstd.decompress(zstd.compress(b"a") + zstd.compress(b"b"), 100)
+
+
+@given(
+    shape=st.sampled_from([(1, 3, 40, 50), (1, 2, 5), (4,), (1, 2, 64, 64), (1, 1, 300, 300)]),
+    kind=st.sampled_from(["UINT8", "FP16"]),
+    head=st.binary(max_size=50),
+)
+def test_tensors_come_back_whatever_their_planes(shape: tuple[int, ...], kind: str, head: bytes) -> None:
+    size = prod(shape) * (1 if kind == "UINT8" else 2)
+    tensors = [Tensor("a", kind, shape, bytes(k % 251 for k in range(size))), Tensor("b", "UINT8", (3,), b"abc")]
+    frame = zstd.compress_tensors(head, tensors)
+    whole = head + bytes(tensors[0].data) + b"abc"
+    assert zstd.decompress(frame, len(whole)) == whole
+    assert zstd._module().get_frame_info(frame).decompressed_size == len(whole)
 
 
 def test_a_request_in_a_compressed_body_is_the_same_request() -> None:
