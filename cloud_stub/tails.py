@@ -85,7 +85,7 @@ class TailHouse:
         batch = BatchSettings(rows, config.tensor_batch_wait_ms / 1000)
         self._way = ServerWay(SplitSettings(bundle_root=bundles_dir, batch=batch), ports)
         samples = usable_samples(store.samples())
-        self.cutter = Cutter(bundles_dir, _jobs(config, store), self._ready, config.tensor_threads, samples)
+        self.cutter = Cutter(bundles_dir, cut_jobs(config, store), self._ready, config.tensor_threads, samples)
         self.shelf = BundleShelf(bundles_dir, lambda: dict(self.cutter.state))
 
     @property
@@ -116,7 +116,7 @@ def _endpoint(store: ModelStore, runs: BoundedExecutor, threads: int, server: Li
     return ForwardingEndpoint(store, pool, runs, _runtimes(), threads=threads, server=RemoteEndpoint(server))
 
 
-def _jobs(config: CoordinatorConfig, store: ModelStore) -> list[CutJob]:
+def cut_jobs(config: CoordinatorConfig, store: ModelStore) -> list[CutJob]:
     """Pulled models that are named in `bundles`; where that names none, those with a recipe."""
     if not config.cut:
         return []

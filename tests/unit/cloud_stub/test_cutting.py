@@ -9,8 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from cloud_stub.config import CoordinatorConfig
 from cloud_stub.cutting import CutJob, Cutter
+from cloud_stub.tails import ServedStore, cut_jobs
+from engines.catalogue import shipped_catalogue
 from protocol.decode import encode
 from protocol.models import CatalogueEntry, Source
 from split_models import images
@@ -90,3 +94,36 @@ async def test_a_finished_bundle_is_ready_at_once_for_the_next_coordinator(
     assert ready == ["cls", "cls"]
     first, second = (read_bundle(tmp_path / name / "cls") for name in ("first", "second"))
     assert first == second, "a second build would have measured other seconds"
+
+
+async def test_a_tflite_model_without_a_recipe_is_cut_too(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
+    face = shipped_catalogue()["face-short-range"]
+    ready: list[str] = []
+
+    async def on_ready(model: str) -> None:
+        ready.append(model)
+
+    job = CutJob(face, Path(shutil.copy(model_file(face.name), tmp_path)))
+    cutter = Cutter(tmp_path / "out", [job], on_ready, threads=1)
+    await cutter.run()
+    assert cutter.state == {face.name: "ready"}
+    manifest = read_bundle(tmp_path / "out" / face.name)
+    assert (ready, manifest.format, manifest.recipe) == ([face.name], "tflite", None)
+    assert manifest.cuts
+
+
+def test_which_models_are_cut(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
+    """By default those with a recipe; by name any whose format can be cut."""
+    catalogue = shipped_catalogue()
+    for name in ("ppocr-v2-cls", "face-short-range", "sample-page"):
+        (tmp_path / name).mkdir()
+        shutil.copy(model_file(name), tmp_path / name / catalogue[name].filename)
+    store = ServedStore(tmp_path, catalogue, lambda name: True)
+
+    def chosen(**settings: Any) -> list[str]:
+        config = CoordinatorConfig(state_dir=tmp_path, models_dir=tmp_path, **settings)
+        return sorted(job.entry.name for job in cut_jobs(config, store))
+
+    assert chosen() == ["ppocr-v2-cls"]
+    assert chosen(bundles=("face-short-range", "sample-page")) == ["face-short-range"]
+    assert chosen(cut=False) == []
