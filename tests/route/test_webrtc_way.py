@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from agent.enrolment import join
 from agent.identity import IdentityStore
 from cloud_stub.admin_client import AdminClient
 from engines.remote_oip import RemoteEndpoint
+from links.channel_link import ChannelLink
 from links.shaped import ShaperProxy
 from protocol.events import TensorDone, TransferSample
 from protocol.oip import bytes_tensor
+from protocol.sse import SseParser
 from protocol.trust import decode_join
-from tests.route.coordinator_house import Running, running
+from tests.route.coordinator_house import JSON, Running, running
 from tests.unit.agent.houses import RunningHouse, config_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -140,3 +143,47 @@ async def test_of_two_ways_the_faster_measured_one_is_used(tmp_path: Path, model
             links = (await agent.status())["links"]
             assert {name: way["state"] for name, way in links.items()} == {"cloud": "up", "webrtc": "up"}
             assert min(way["samples"] for way in links.values()) > 0
+
+
+async def test_an_answer_goes_on_over_the_other_way_when_its_own_breaks(
+    tmp_path: Path, model_file: Callable[[str], Path]
+) -> None:
+    """The same coordinator, the same answer, the next token: only the wire is another."""
+    far = {"webrtc_addresses": ("127.0.0.1",), "models_dir": shelf(tmp_path / "far", (TEXT,), model_file)}
+    async with (
+        running(tmp_path, text_engine="llama_server", **far) as coordinator,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        proxy = ShaperProxy("127.0.0.1", coordinator.house.port)
+        await proxy.start()
+        stack.push_async_callback(proxy.close)
+        config = config_for(
+            tmp_path / "device", join_token=coordinator.house.join_string(), webrtc="always",
+            webrtc_addresses="127.0.0.1", data_proxy=f"127.0.0.1:{proxy.port}",
+        )  # fmt: skip
+        async with RunningHouse(config) as agent:
+            await agent.until(lambda: agent.house.webrtc.link.available and agent.house.cloud.available)
+            await agent.until(lambda: TEXT in agent.house.texts.cloud_models, 60)
+            body = {"model": TEXT, "prompt": "Once upon a time", "max_tokens": 120, "temperature": 0, "stream": True}
+            events: list[dict[str, Any]] = []
+            cut_at = 0
+            parser = SseParser()
+            async for chunk in agent.link.lines("/v1/completions", JSON, json.dumps(body).encode(), 60):
+                for event in parser.feed(chunk):
+                    if not event.done:
+                        events.append(json.loads(event.data))
+                if len(events) >= 5 and not cut_at:
+                    cut_at = len(events)
+                    proxy.cut()
+            marks = [event["midstream"] for event in events if "midstream" in event]
+            assert [mark["index"] for mark in marks] == _running(mark["tokens"] for mark in marks)
+            assert {mark["side"] for mark in marks} == {"cloud"}
+            assert sum(mark["tokens"] for mark in marks) >= 100
+            assert 5 <= cut_at < len(events) - 20
+            over = agent.house.webrtc.link._link
+            assert isinstance(over, ChannelLink) and over.idle_s() < 5.0, "the rest came over it"
+
+
+def _running(counts: Iterable[int]) -> list[int]:
+    """The index at which each run begins when none is missing or doubled."""
+    return list(itertools.accumulate(counts, initial=0))[:-1]
