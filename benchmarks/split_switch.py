@@ -58,6 +58,7 @@ POLICY = SplitPolicy(
     raw_input_leaves=False,
     period_s=0.02,
     explore_one_in=10,
+    hedge_ratio=0.0,
 )
 
 

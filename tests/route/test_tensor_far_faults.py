@@ -36,7 +36,7 @@ from tests.tensor_house import CLS, Cloud, Device, bundle_root, cloud, device, m
 pytestmark = pytest.mark.timeout(180)
 
 DEADLINE_S = 3.0
-POLICY = SplitPolicy(period_s=0.05, explore_one_in=4, raw_input_leaves=False, deadline_s=DEADLINE_S)
+POLICY = SplitPolicy(period_s=0.05, explore_one_in=4, raw_input_leaves=False, deadline_s=DEADLINE_S, hedge_ratio=0.0)
 SLOW = 80.0
 """The device takes about 0.1 s for the small model, so that a cut is worth it."""
 
