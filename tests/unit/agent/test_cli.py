@@ -288,3 +288,12 @@ def test_progress_is_silent_for_two_seconds_and_plain_without_a_terminal() -> No
     assert out.getvalue().count("\n") == 1
     assert "50 %" in out.getvalue()
     assert "\r" not in out.getvalue()
+
+
+def test_status_shows_both_ways_to_the_coordinator() -> None:
+    ways = {
+        "cloud": {"state": "down", "bytes_per_s": None, "rtt_ms": None, "samples": 0},
+        "webrtc": {"state": "up", "path": "host-relay", "bytes_per_s": 2_500_000, "rtt_ms": 12.4, "samples": 9},
+    }
+    shown = [line for line in status_lines({"links": ways}) if line.startswith("link")]
+    assert shown == ["link         cloud: down", "link         webrtc: up (host-relay), 20.0 Mbit/s up, 12 ms"]

@@ -81,3 +81,19 @@ def test_the_key_of_a_text_server_is_no_flag_and_shows_nowhere(tmp_path: Path) -
     with pytest.raises(ConfigError, match="not valid") as refused:
         load(environ={}, file=file)
     assert "hidden" not in f"{refused.value} {refused.value.next_step}"
+
+
+def test_the_turn_credential_is_no_flag_and_in_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(
+        'webrtc = "always"\nwebrtc_servers = ["turn:t.example:3478?transport=tcp"]\nwebrtc_username = "u"\n'
+        'webrtc_credential = "s3cret"\nwebrtc_addresses = ["192.0.2.7"]\n'
+    )
+    config = load(environ={}, file=file)
+    settings = config.webrtc_settings
+    assert (settings.username, settings.credential, settings.addresses) == ("u", "s3cret", ("192.0.2.7",))
+    assert "s3cret" not in repr(config)
+    assert "webrtc_credential" not in {setting.name for setting in FLAGS}
+    with pytest.raises(ConfigError) as wrong:
+        load({"webrtc_servers": "stun:a,stun:b"}, environ={}, file=file)
+    assert wrong.value.field == "webrtc_servers"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
-from cloud_stub.config import BrokerUrl, load_config, parse_broker
+from cloud_stub.config import BrokerUrl, add_flags, load_config, parse_broker
 from protocol.errors import ConfigError
 
 
@@ -75,3 +76,23 @@ def test_broker_urls() -> None:
     assert parse_broker("mqtt://[::1]:1884") == BrokerUrl("::1", 1884, False)
     with pytest.raises(ConfigError):
         parse_broker("mqtts://h:99999999")
+
+
+def test_the_turn_credential_comes_from_the_environment_and_is_in_no_text(tmp_path: Path) -> None:
+    environ = {
+        "HOME": str(tmp_path),
+        "MIDSTREAM_COORDINATOR_WEBRTC_SERVERS": "stun:s.example:3478,turn:t.example?transport=udp",
+        "MIDSTREAM_COORDINATOR_WEBRTC_USERNAME": "u",
+        "MIDSTREAM_COORDINATOR_WEBRTC_CREDENTIAL": "s3cret",
+    }
+    config = load_config({}, environ)
+    assert (config.webrtc_settings.credential, len(config.webrtc_settings.servers)) == ("s3cret", 2)
+    assert "s3cret" not in repr(config)
+    del environ["MIDSTREAM_COORDINATOR_WEBRTC_CREDENTIAL"]
+    with pytest.raises(ConfigError) as missing:
+        load_config({}, environ)
+    assert missing.value.field == "webrtc_credential"
+    parser = ArgumentParser()
+    add_flags(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--webrtc-credential", "s3cret"])
