@@ -8,7 +8,8 @@ whatever else the file held.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,8 @@ def reachable(model: Any, operators: Sequence[Any]) -> tuple[int, ...]:
     return tuple(sorted(seen))
 
 
-def _reverse(enum: Any) -> dict[int, str]:
+@cache
+def _reverse(enum: Any) -> Mapping[int, str]:
     return {number: name for name, number in vars(enum).items() if isinstance(number, int)}
 
 
@@ -259,7 +261,7 @@ def _check_model(model: Any) -> None:
         _check_wiring(model, graph)
 
 
-def _check_tensor(model: Any, tensor: Any, known: dict[int, str]) -> None:
+def _check_tensor(model: Any, tensor: Any, known: Mapping[int, str]) -> None:
     _within("buffer", tensor.buffer, len(model.buffers))
     if tensor.type not in known:
         raise ValueError(f"element type {tensor.type} is not known here")
