@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 from split_models.codec import INT8, RAW, wire_bytes
 from split_models.cuts import Cut, all_cuts
 from split_models.graph import Graph, GraphTensor
+from split_models.raw_input import still_input
 
 GUESSED_FLOPS_PER_S = 10e9
 """Of one small core, where nothing was measured."""
@@ -40,7 +41,7 @@ class CutFigures:
     """One cut. `predicted` never knows its own measurement; `total_s` is one request's under the conditions.
 
     raw_bytes: as computed. wire_bytes: with `codec`, the smallest that the crossing tensors allow; whether the answer
-    bears it is measured when a bundle is made. sends_input: an input of the model crosses as it is.
+    bears it is measured when a bundle is made. sends_input: an input crosses, before any layer changed it.
     """
 
     cut: Cut
@@ -101,9 +102,8 @@ def analyse(
     whole = whole_s if whole_s is not None else work[-1]
     seen = measured or {}
     anchors = _anchors(found, work, whole, seen)
-    rows = [
-        _figures(cut, graph, conditions, work[cut.after + 1] / work[-1], anchors, seen.get(cut.id)) for cut in found
-    ]
+    raw = still_input(graph)
+    rows = [_figures(cut, conditions, work[cut.after + 1] / work[-1], anchors, seen.get(cut.id), raw) for cut in found]
     input_bytes = sum(tensor.size_bytes for tensor in graph.inputs)
     return Analysis(
         model=model,
@@ -186,11 +186,11 @@ def _predicted(cut: Cut, share: float, anchors: Sequence[_Anchor]) -> Sides:
 
 def _figures(
     cut: Cut,
-    graph: Graph,
     conditions: Conditions,
     share: float,
     anchors: Sequence[_Anchor],
     measured: Sides | None,
+    raw: frozenset[str],
 ) -> CutFigures:
     crossing = tuple((tensor.name, tensor.datatype, tensor.shape) for tensor in cut.crossing)
     codec = INT8 if any(tensor.datatype == "FP32" for tensor in cut.crossing) else RAW
@@ -198,7 +198,6 @@ def _figures(
     used = measured or predicted
     size_bytes = wire_bytes(codec, crossing)
     total_s = used.head_s + _sent_s(size_bytes, conditions) + used.tail_s / conditions.server_speed_ratio
-    inputs = {tensor.name for tensor in graph.inputs}
     return CutFigures(
         cut=cut,
         raw_bytes=cut.size_bytes,
@@ -207,7 +206,7 @@ def _figures(
         predicted=predicted,
         measured=measured,
         total_s=total_s,
-        sends_input=any(tensor.name in inputs for tensor in cut.crossing),
+        sends_input=any(tensor.name in raw for tensor in cut.crossing),
     )
 
 

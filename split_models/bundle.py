@@ -213,7 +213,7 @@ class _Build:
             return seam.error_ratio(cut, codec, bench)
 
         found: list[CutEntry] = []
-        for offered in offers(cuts, error_of, self._limits.max_cuts, lambda: self._clock() < self._ends_s):
+        for offered in offers(cuts, error_of, self._limits.max_cuts, lambda: self._clock() < self._ends_s, raw):
             self._step(f"measure cut {offered.cut.id} {offered.codec}")
             found.append(writer.write(offered))
         return found

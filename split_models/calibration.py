@@ -61,9 +61,12 @@ class Calibration:
         """Range per channel of a crossing tensor or an output. learning: of every other input only, so that the rest
         show how the form does on inputs that it has not seen.
         """
+        import numpy as np
+
         arrays = [to_array(seen.tensor(name)) for seen in (self.observed[::2] if learning else self.observed)]
         axis = _better_axis(arrays, self._axis)
         low, high = _ends(_rows(arrays, axis), coarseness.clip)
+        low, high = low.astype(np.float64), high.astype(np.float64)  # a mask's -3.4e38 leaves no room in FP32
         spare = self._margin * (high - low)
         return affine_for((low - spare).tolist(), (high + spare).tolist(), axis, coarseness)
 

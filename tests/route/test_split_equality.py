@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.catalogue import shipped_catalogue
+from split_models.bundle import build_bundle
 from split_models.bundle_files import read_bundle, verify_files
 from split_models.images import drawn_text, encode
 from split_models.verify import Checked, verify_cuts, verify_offered
@@ -67,6 +68,22 @@ def test_offered_cuts_keep_boxes_and_labels(
     assert all(one.error_ratio <= 1 - MIN_IOU for one in checked)
     assert all(one.max_relative_error <= MAX_RELATIVE_ERROR for one in checked if one.codec == "raw")
     assert not verify_files(folder, manifest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppocr-v4-rec", "minilm-int8", "basic-pitch"])
+def test_offered_cuts_of_models_without_a_recipe_keep_their_stated_error(
+    name: str, model_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """MiniLM has cuts that send the token ids and cuts that do not: a policy may allow the second kind alone."""
+    manifest = build_bundle(model_file(name), shipped_catalogue()[name], tmp_path)
+    checked = verify_offered(tmp_path / name)
+    stated = {(cut.id, cut.codec): cut.error_ratio for cut in manifest.cuts}
+    print(f"{name}: " + ", ".join(f"{c.cut}:{c.codec} error {c.error_ratio:.4f}" for c in checked))
+    assert len(checked) >= 4
+    assert all(one.error_ratio <= stated[one.cut, one.codec] + 1e-4 for one in checked)
+    assert all(one.max_relative_error <= MAX_RELATIVE_ERROR for one in checked if one.codec == "raw")
+    assert any(not cut.sends_input for cut in manifest.cuts)
 
 
 def test_int8_is_not_offered_where_it_moves_boxes(

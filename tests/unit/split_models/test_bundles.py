@@ -337,6 +337,14 @@ def offered(cuts: list[Cut], errors: dict[tuple[str, str], float], max_cuts: int
     return [(one.cut.id, one.codec) for one in found]
 
 
+def test_cuts_that_send_an_input_as_it_came_push_no_other_aside() -> None:
+    """A policy that keeps raw input here leaves only the others: they compete among themselves."""
+    cuts = cuts_of(500, 2000, 1500, 400, 1600)
+    found = offers(cuts, lambda *_: 0.0, 9, lambda: True, frozenset({"t0", "t3"}))
+    assert [one.cut.id for one in found if one.codec == "int8"] == ["000", "001", "002", "003"]
+    assert [one for one in offered(cuts, {}) if one[1] == "int8"] == [("000", "int8"), ("003", "int8")]
+
+
 def test_only_cuts_that_send_less_are_offered() -> None:
     assert offered(cuts_of(1000, 1000, 2000, 500, 600), {}) == [
         ("000", "raw"), ("000", "int8"), ("000", "fp16"), ("003", "raw"), ("003", "int8"), ("003", "fp16"),
