@@ -18,8 +18,11 @@ from engines.pool import ModelPool
 from engines.port import TensorEndpoint
 from engines.remote_frames import FramesEndpoint
 from engines.remote_oip import RemoteEndpoint, collecting
+from links.channel_link import ChannelLink
+from links.channel_server import ChannelServer, Peer
+from links.channel_session import Session
 from links.http import HttpLink
-from links.http_server import serve
+from links.http_server import plain_error, serve
 from links.memory import MemoryLink
 from links.port import FrameRoute, Request, Response, Route
 from protocol.errors import BadRequest, EngineError, Full, LinkError, MidstreamError, NotFound
@@ -28,6 +31,7 @@ from protocol.oip import InferResponse, decode_request, encode_response, error_b
 from protocol.tensors import Tensor
 from split_models.frames_front import FramesFront
 from split_models.service import Service, Shown
+from tests.unit.links.data_channels import memory_channels
 
 X = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 1, 2, 3, 4))
 DELAY_S = 0.15
@@ -74,7 +78,7 @@ def local(folder: Path, executor: BoundedExecutor) -> tuple[LocalEndpoint, Model
     return endpoint, pool
 
 
-@pytest.fixture(params=["fake", "local", "remote", "frames", "frames in memory"])
+@pytest.fixture(params=["fake", "local", "remote", "frames", "frames in memory", "frames over a channel"])
 async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
     if request.param == "fake":
         yield Case(FakeTensorEndpoint(("double", "slow"), delay_s=DELAY_S), "slow")
@@ -90,6 +94,17 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             yield Case(twin, "slow", remote=True)
             await twin.close()
             await memory.close()
+        elif request.param == "frames over a channel":
+            ours, theirs = memory_channels()
+            served = ChannelServer([], [frames_front(endpoint, executor)], Peer("pi-1"), on_error=plain_error)
+            session = Session(theirs, "pi-1", accept=served.accept)
+            channel = ChannelLink("peer", Session(ours, "peer"))
+            twin = FramesEndpoint("peer", channel.open)
+            yield Case(twin, "slow", remote=True)
+            await twin.close()
+            await channel.close()
+            await session.close()
+            await served.close()
         elif request.param == "frames":
             server = await serve([], [frames_front(endpoint, executor)], host="127.0.0.1", port=0)
             link = HttpLink("peer", f"http://127.0.0.1:{server.port}")
