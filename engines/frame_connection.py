@@ -174,6 +174,7 @@ class FrameConnection:
         self._asked: dict[int, _Asked] = {}
         self._room: Room | None = None
         self._features = 0
+        self._greeted_s = 0.0
         self._count = 0
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
@@ -181,8 +182,8 @@ class FrameConnection:
 
     async def greet(self) -> None:
         """Exchange first frames. Raises LinkError, ProtocolError."""
-        sent_s = self._clock()
-        self._sender.say(NO_REQUEST, Hello(credit_bytes=self._credit_bytes, at_us=_us(sent_s)))
+        self._greeted_s = self._clock()
+        self._sender.say(NO_REQUEST, Hello(credit_bytes=self._credit_bytes, at_us=_us(self._greeted_s)))
         self._tasks.append(asyncio.create_task(self._write(), name="tensor-frames-write"))
         try:
             async with asyncio.timeout(GREETING_S):
@@ -196,7 +197,7 @@ class FrameConnection:
             raise as_error(frame)
         if not isinstance(frame, Hello):
             raise ProtocolError(f"the first frame is a {type(frame).__name__}", field="type")
-        self._meter.greeted(sent_s, self._clock(), frame.at_us / 1e6)
+        self._meter.heard(self._clock(), frame.at_us / 1e6)
         self._features = frame.features
         self._room = Room(frame.max_requests, frame.max_bytes)
         self._tasks.append(asyncio.create_task(self._read(), name="tensor-frames-read"))
@@ -317,6 +318,9 @@ class FrameConnection:
             raise ProtocolError(f"an asker takes no {type(frame).__name__}", field="type")
 
     def _arrived(self, request: int, frame: Received) -> None:
+        if request == NO_REQUEST:
+            self._meter.greeted(self._greeted_s, self._clock(), frame.at_us / 1e6)
+            return
         sent = self._meter.arrived(request, self._clock(), frame.at_us / 1e6)
         asked = self._asked.get(request)
         if sent is not None:

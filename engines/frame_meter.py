@@ -17,6 +17,9 @@ from attrs import define, frozen
 REMEMBERED = 32
 """Acknowledgements that the clock's offset and the floor are taken from."""
 
+SMALL_BYTES = 4_096
+"""A request of so many bytes costs its round trip and nearly nothing else."""
+
 LEAST_S = 1e-6
 
 
@@ -52,13 +55,17 @@ class UpMeter:
 
     @property
     def floor_s(self) -> float:
-        """Least seconds from a first byte to the news of its arrival; 0 before any."""
+        """Least seconds lately from a small frame to the news of its arrival; 0 before any."""
         return min(self._floors_s, default=0.0)
 
-    def greeted(self, sent_s: float, now_s: float, far_s: float) -> None:
-        """A first frame was answered: one round trip, and the far clock at its turn."""
-        self._floors_s.append(max(0.0, now_s - sent_s))
+    def heard(self, now_s: float, far_s: float) -> None:
+        """The far end sent something at `far_s` of its clock."""
         self._offsets_s.append(now_s - far_s)
+
+    def greeted(self, sent_s: float, now_s: float, far_s: float) -> None:
+        """A first small frame was answered at once: one round trip."""
+        self.heard(now_s, far_s)
+        self._floors_s.append(max(0.0, now_s - sent_s))
 
     def began(self, request: int, size_bytes: int, now_s: float, sent_bytes: int) -> None:
         """The first frame of `request` leaves, after `sent_bytes` of others."""
@@ -80,7 +87,7 @@ class UpMeter:
         self._offsets_s.append(now_s - far_s)
         arrived_s = far_s + min(self._offsets_s)
         seconds = max(LEAST_S, arrived_s - self._begin_s(way, arrived_s))
-        if not way.queued:
+        if not way.queued and way.ended_at - way.began_at <= SMALL_BYTES:
             self._floors_s.append(seconds)
         self._free_s = max(self._free_s, arrived_s - self.floor_s)
         self._last_s = now_s

@@ -139,6 +139,7 @@ class _Stream:
             self._forget(framed.request)
         elif isinstance(frame, Hello):
             self._sender.grant(frame.credit_bytes)
+            self._sender.say(NO_REQUEST, Received(self._now_us()))
         elif isinstance(frame, Credit):
             self._sender.grant(frame.total_bytes)
         else:

@@ -66,6 +66,22 @@ def test_idle_time_and_what_is_under_way() -> None:
     assert meter.arrived(2, 5.2, 5.1) is None
 
 
+def test_the_floor_is_that_of_small_frames() -> None:
+    meter = UpMeter()
+    assert meter.floor_s == 0.0
+    meter.heard(0.0, 7.0)
+    meter.greeted(0.0, 0.25, 7.1)
+    assert meter.floor_s == 0.25
+    meter.began(1, 1_000_000, 1.0, 0)
+    meter.ended(1, 1_000_000)
+    meter.arrived(1, 1.01, 8.0)
+    assert meter.floor_s == 0.25
+    meter.began(2, 100, 2.0, 1_000_000)
+    meter.ended(2, 1_000_100)
+    meter.arrived(2, 2.2, 9.15)
+    assert meter.floor_s < 0.25
+
+
 def test_given_up_requests_took_at_least_their_age() -> None:
     meter = UpMeter()
     meter.began(1, 500, 1.0, 0)

@@ -94,6 +94,7 @@ async def opened(house: House, credit_bytes: int = 1 << 30) -> FrameStream:
     stream = await house.link.open(TENSOR_FRAMES_PATH)
     await stream.send(encode(0, Hello(credit_bytes=credit_bytes)))
     assert isinstance((await told(stream)).frame, Hello)
+    assert isinstance((await told(stream)).frame, Received)
     return stream
 
 
