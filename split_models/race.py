@@ -66,7 +66,7 @@ class Race:
 
     def __init__(self, plan: ModelPlan, arms: Arms, ports: RunnerPorts, decider: Decider, states: LinkStates) -> None:
         self._plan = plan
-        self._arms = arms
+        self.arms = arms
         self._ports = ports
         self._decider = decider
         self._states = states
@@ -139,7 +139,7 @@ class Race:
         told_s = budget_s - min(HANDS_OFF_S, budget_s / 10)
         try:
             async with asyncio.timeout(budget_s):
-                answer = await self._arms.run(entry.arm, self._plan, entry.work, told_s)
+                answer = await self.arms.run(entry.arm, self._plan, entry.work, told_s)
         except TimeoutError as err:
             late = LinkTimeout(f"{entry.arm} gave no answer within {budget_s:.2f} s")
             raise _LinkGaveUp(late, late) from err
@@ -200,7 +200,7 @@ class Race:
     async def _timed(self, entry: Entry, arm: Arm, reason: str) -> Outcome:
         lost_s = self._lost_s(entry)
         left_s = max(0.001, entry.ends_s - self._ports.clock())
-        return Outcome(await self._arms.run(arm, self._plan, entry.work, left_s), arm, reason, lost_s)
+        return Outcome(await self.arms.run(arm, self._plan, entry.work, left_s), arm, reason, lost_s)
 
     def _lost_s(self, entry: Entry) -> float:
         """Seconds so far that an arm which begins now has no use of; a decoded input is of use."""

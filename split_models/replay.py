@@ -57,6 +57,11 @@ class Load:
         """Requests for so many seconds, at most the trace once."""
         return cls(every_s, max(1, int(min(seconds, trace.seconds) / every_s)))
 
+    @classmethod
+    def again(cls, trace: LinkTrace, every_s: float, least: int, most: int) -> Load:
+        """Requests for the trace once, or more often if it is too short for the `least`; never more than the `most`."""
+        return cls(every_s, min(most, max(least, int(trace.seconds / every_s))))
+
 
 class _Lines:
     """Both directions of a trace, for transfers that have them to themselves."""

@@ -43,6 +43,11 @@ class Runner:
         self._race = Race(plan, arms, ports, self._decider, states)
 
     @property
+    def arms(self) -> Arms:
+        """What runs one arm, whatever is held: for measurements."""
+        return self._race.arms
+
+    @property
     def held(self) -> Held:
         """What encoded requests use now."""
         return self._decider.held

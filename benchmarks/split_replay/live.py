@@ -1,0 +1,219 @@
+"""One run in real time through the in-tree shaper, and the replay of the same trace: both must agree.
+
+Server and device are real, on loopback, with a shaper between them that follows the trace. What the parts take is
+measured by a few requests over the unshaped link first, since a busy machine is slower than it was a minute ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from statistics import mean
+
+from attrs import frozen
+
+from benchmarks.report import percentile
+from benchmarks.split_replay.cases import DET, Case, encoded_input
+from benchmarks.tensor_pair import Device, device, tails
+from engines.catalogue import shipped_catalogue
+from engines.store import ModelStore, default_store
+from links.shaped import ShaperProxy
+from protocol.device import Measured
+from protocol.policy import SplitPolicy
+from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.arms import Spent, Work
+from split_models.costs import ENVELOPE_BYTES, CostTable
+from split_models.replay import LINK, Load, replay, replay_fixed
+from split_models.replay_link import LinkTrace
+
+SLOWDOWN = 4.0
+EVERY_S = 0.5
+DELAY_S = 0.02
+CALIBRATION_RUNS = 5
+DEADLINE_S = 60.0
+MBIT = 125_000.0
+FULL_RATES = (
+    20.0,
+    9.0,
+    6.0,
+    14.0,
+    3.0,
+    1.2,
+    4.0,
+    12.0,
+    18.0,
+    7.0,
+    2.5,
+    5.0,
+    16.0,
+    20.0,
+    8.0,
+    1.5,
+    3.5,
+    10.0,
+    15.0,
+    6.0,
+)
+QUICK_RATES = (20.0, 6.0, 2.5, 12.0)
+STEP_S = 1.0
+
+Ask = Callable[[], Awaitable[object]]
+
+
+@frozen
+class Pair:
+    """One arm: mean and P99 in seconds, live and replayed."""
+
+    arm: str
+    live: tuple[float, float]
+    replayed: tuple[float, float]
+
+    @property
+    def worst(self) -> float:
+        """The larger of both relative differences."""
+        return max(abs(a / b - 1.0) for a, b in zip(self.live, self.replayed, strict=True))
+
+
+async def agreement(
+    measured: Sequence[Case], folder: Path, policy: SplitPolicy, quick: bool
+) -> tuple[float, list[str]]:
+    """The largest relative difference over all arms, and a row per arm."""
+    case = next(case for case in measured if case.model == DET and case.speed == "fast")
+    trace = _trace(QUICK_RATES if quick else FULL_RATES)
+    load = Load.over(trace, EVERY_S, trace.seconds)
+    store = _store(folder)
+    async with tails(folder) as port:
+        async with _ready(store, port, policy, case) as (near, cut):
+            parts = [await _part(near, arm) for arm in (DEVICE_ARM, Arm("cloud", link=LINK), cut)]
+            pairs = [await _fixed(near, part.cost, trace, load) for part in parts]
+        async with _ready(store, port, policy, case) as (near, _):
+            pairs.append(await _ours(near, parts, trace, load, policy))
+    rows = [
+        f"live {pair.arm:20} mean {1e3 * pair.live[0]:6.0f} ms, replayed {1e3 * pair.replayed[0]:6.0f}; "
+        f"p99 {1e3 * pair.live[1]:6.0f} ms, replayed {1e3 * pair.replayed[1]:6.0f}; differs by {pair.worst:.0%}"
+        for pair in pairs
+    ]
+    return max(pair.worst for pair in pairs), rows
+
+
+def _trace(mbits: Sequence[float]) -> LinkTrace:
+    rates = tuple(MBIT * rate for rate in mbits)
+    return LinkTrace("live", STEP_S, rates, rates, (DELAY_S,) * len(rates))
+
+
+def _store(folder: Path) -> ModelStore:
+    """A store of its own with the one model, so that nothing else is loaded."""
+    root = folder.parent / "live-store"
+    entry = shipped_catalogue()[DET]
+    target = root / DET / entry.filename
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        target.write_bytes(default_store().path(DET).read_bytes())
+    return ModelStore(root, {DET: entry})
+
+
+@contextlib.asynccontextmanager
+async def _ready(store: ModelStore, port: int, policy: SplitPolicy, case: Case) -> AsyncIterator[tuple[Device, Arm]]:
+    """A new device whose heads are loaded, and the cut without compression that sends least."""
+    async with device(store, port, policy, slowdown=SLOWDOWN) as near:
+        await near.until_cut(DET)
+        plan = near.way.runners[DET].plan
+        for entry in plan.manifest.cuts:
+            await near.local.preload(plan.head(entry))
+        ids = {(entry.id, entry.codec) for entry in plan.manifest.cuts}
+        cuts = [cost for cost in case.costs if (cost.arm.cut, cost.arm.codec) in ids]
+        yield near, min(cuts, key=lambda cost: cost.up_bytes).arm
+
+
+@frozen
+class _Part:
+    """What one arm took while nothing shaped the link: its cost, and by part of the cost table."""
+
+    cost: ArmCost
+    spent: Spent
+
+
+async def _run(near: Device, arm: Arm) -> _Part:
+    runner = near.way.runners[DET]
+    work = Work(encoded=encoded_input(runner.plan.manifest), tensors=())
+    began_s = time.perf_counter()
+    spent = (await runner.arms.run(arm, runner.plan, work, DEADLINE_S)).spent
+    taken_s = time.perf_counter() - began_s
+    away_s = spent.connect_s + spent.send_s + spent.server_s + spent.server_queue_s + spent.receive_s
+    up_bytes, down_bytes = (n + ENVELOPE_BYTES if arm.link else 0 for n in (spent.up_bytes, spent.down_bytes))
+    cost = ArmCost(arm, max(0.0, taken_s - away_s), up_bytes, down_bytes, spent.server_s + spent.server_queue_s)
+    return _Part(cost, spent)
+
+
+async def _part(near: Device, arm: Arm) -> _Part:
+    """The run of the middle, after one that warms up."""
+    await _run(near, arm)
+    runs = [await _run(near, arm) for _ in range(CALIBRATION_RUNS)]
+    return sorted(runs, key=lambda run: run.cost.device_s + run.cost.server_s)[CALIBRATION_RUNS // 2]
+
+
+def _teach(table: CostTable, digest: str, parts: Sequence[_Part]) -> None:
+    """What the parts took, as a device's benchmark would tell it."""
+    device, cloud, cut = (part.spent for part in parts)
+    arm = parts[2].cost.arm
+    seconds = {"whole": device.compute_s, "before": device.before_s, "after": device.after_s}
+    seconds[f"head:{arm.cut}:{arm.codec}"] = cut.compute_s
+    table.learn([Measured(digest, "onnx", 1, what, took_s, 0.0) for what, took_s in seconds.items()])
+    for _ in range(3):
+        table.observe("server", "cloud", cloud.server_s)
+        table.observe("server", f"tail:{arm.cut}:{arm.codec}", cut.server_s)
+
+
+async def _fixed(near: Device, cost: ArmCost, trace: LinkTrace, load: Load) -> Pair:
+    live = await _shaped(near.shaper, trace, load, lambda: _run(near, cost.arm))
+    return Pair(str(cost.arm), live, _figures(replay_fixed(trace, cost, load).latencies_s))
+
+
+async def _ours(near: Device, parts: Sequence[_Part], trace: LinkTrace, load: Load, policy: SplitPolicy) -> Pair:
+    runner = near.way.runners[DET]
+    manifest = runner.plan.manifest
+    encoded = encoded_input(manifest) or b""
+    _teach(runner.table, manifest.digest, parts)
+    costs = runner.table.arms(len(encoded), (LINK,), lambda cut, codec: True)
+
+    async def ask() -> object:
+        return await runner.infer(Work(encoded=encoded, tensors=()), "live", DEADLINE_S)
+
+    live = await _shaped(near.shaper, trace, load, ask)
+    return Pair("ours", live, _figures(replay(trace, costs, policy, load).latencies_s))
+
+
+async def _shaped(shaper: ShaperProxy, trace: LinkTrace, load: Load, ask: Ask) -> tuple[float, float]:
+    """Requests at their rate while the shaper follows the trace."""
+    began_s = time.monotonic()
+    shaper.set_delay(DELAY_S)
+    follow = asyncio.create_task(_follow(shaper, trace, began_s))
+    latencies = []
+    try:
+        for number in range(load.count):
+            due_s = began_s + number * load.every_s
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            await ask()
+            latencies.append(time.monotonic() - due_s)
+    finally:
+        follow.cancel()
+        await asyncio.gather(follow, return_exceptions=True)
+        shaper.set_rate(float("inf"))
+        shaper.set_delay(0.0)
+    return _figures(latencies)
+
+
+async def _follow(shaper: ShaperProxy, trace: LinkTrace, began_s: float) -> None:
+    step = 0
+    while True:
+        place = step % len(trace.up_bytes_per_s)
+        shaper.set_rate(trace.up_bytes_per_s[place], trace.down_bytes_per_s[place])
+        step += 1
+        await asyncio.sleep(max(0.0, began_s + step * trace.step_s - time.monotonic()))
+
+
+def _figures(latencies: Sequence[float]) -> tuple[float, float]:
+    return mean(latencies), percentile(latencies, 0.99)
