@@ -54,7 +54,7 @@ def files(
 def bundles(files: dict[str, tuple[CatalogueEntry, Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bundles")
     for entry, file in files.values():
-        build_bundle(file, entry, root, limits=BundleLimits(max_cuts=4, threads=1))
+        build_bundle(file, entry, root, limits=BundleLimits(max_cuts=6, threads=1))
     return root
 
 
