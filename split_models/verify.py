@@ -18,7 +18,8 @@ from split_models.bundle_cut import run_through
 from split_models.bundle_files import read_bundle
 from split_models.candidates import candidates
 from split_models.codec import RAW
-from split_models.cuts import Cut
+from split_models.cuts import Cut, multi_tensor_cuts, single_tensor_cuts
+from split_models.graph import Graph
 from split_models.plan import ModelPlan
 from split_models.recipes import recipe
 from split_models.sanity import greatest_difference
@@ -41,10 +42,12 @@ def verify_cuts(
     samples: Sequence[bytes] = (),
     runtime: TensorRuntime | None = None,
     every: int = 1,
+    all_boundaries: bool = False,
 ) -> Sequence[Checked]:
     """Cuts of a model with the raw codec, on the task's first input (the first of `samples` that it can use).
 
-    every: 1 checks all of them, n each n-th in order.
+    every: 1 checks all of them, n each n-th in order. all_boundaries: also places where several tensors cross and that
+    send no less than a single one before, which no bundle considers.
     """
     backend = backend_of(entry.format)
     runtime = runtime or backend.runtime()
@@ -59,11 +62,18 @@ def verify_cuts(
         with room.loaded("whole", backend.whole(prepared)) as whole:
             reference = tuple(whole.run(case.made.inputs))
         wanted = task.answer(reference, case)
-        for cut in candidates(prepared.graph)[::every]:
+        for cut in _checked_cuts(prepared.graph, all_boundaries)[::every]:
             outputs = room.through(partitioner, cut, case.made.inputs)
             error = max(greatest_difference(a, b) for a, b in zip(outputs, reference, strict=True))
             checked.append(Checked(cut.id, RAW, error, task.error_ratio(task.answer(outputs, case), wanted)))
     return checked
+
+
+def _checked_cuts(graph: Graph, all_boundaries: bool) -> Sequence[Cut]:
+    if not all_boundaries:
+        return candidates(graph)
+    found = [*single_tensor_cuts(graph), *multi_tensor_cuts(graph, [])]
+    return sorted(found, key=lambda cut: cut.after)
 
 
 def verify_offered(
