@@ -110,8 +110,7 @@ def _made(manifest: BundleManifest, real: Sequence[bytes]) -> Sequence[Made]:
     ((name, shape),) = manifest.input_shapes.items()
     if manifest.recipe is not None:
         return [recipe(manifest.recipe).before(picture, name, shape) for picture in real]
-    found = (read_npz(data, [TensorSpec(name, "FP32", shape)]) for data in real)
-    return [made for made in found if made is not None]
+    return [made for data in real for made in read_npz(data, [TensorSpec(name, "FP32", shape)])]
 
 
 def _ratio(head_file: Path, cut: CutEntry, inputs: Sequence[Sequence[Tensor]]) -> float:

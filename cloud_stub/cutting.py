@@ -34,6 +34,9 @@ MAX_SAMPLES = 4
 MAX_SAMPLE_BYTES = 4 << 20
 """A build runs the model on every sample for every range it tries: a few pictures of the user's, none huge."""
 
+OWN_SAMPLE = "sample.npz"
+MAX_OWN_SAMPLE_BYTES = 64 << 20
+
 SAMPLE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 
 
@@ -118,6 +121,16 @@ def _size_bytes(file: Path) -> float:
         return float("inf")
 
 
+def _own_sample(file: Path) -> list[bytes]:
+    """`sample.npz` beside a model's file: inputs of its user, for a model without a recipe."""
+    try:
+        with (file.parent / OWN_SAMPLE).open("rb") as stream:
+            data = stream.read(MAX_OWN_SAMPLE_BYTES + 1)
+    except OSError:
+        return []
+    return [data] if len(data) <= MAX_OWN_SAMPLE_BYTES else []
+
+
 def _contents(paths: Sequence[str]) -> list[bytes]:
     """What can be read: a sample that vanished is no reason not to build."""
     found = []
@@ -146,7 +159,7 @@ def child_main(text: str) -> int:
     try:
         entry = decode(CatalogueEntry, task["entry"], what="catalogue entry")
         limits = BundleLimits(threads=int(task["threads"]))
-        samples = _contents(task.get("samples", []))
+        samples = [*_own_sample(Path(task["file"])), *_contents(task.get("samples", []))]
         manifest = finished_bundle(Order(entry, Path(task["file"]), Path(task["out"]), samples, limits), tell)
     except MidstreamError as err:
         _say({"error": str(err)})

@@ -2,7 +2,7 @@
 
 device: before -> whole model here -> after
 cut:    before -> head here -> tensor over the link -> tail there -> after
-cloud:  encoded input over the link -> whole recipe there
+cloud:  encoded input over the link -> whole recipe there; raw tensors -> whole model there
 """
 
 from __future__ import annotations
@@ -159,12 +159,15 @@ class Arms:
         return ArmAnswer(after, tail.digest or plan.manifest.digest, spent)
 
     async def _cloud(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
-        if work.encoded is None or plan.recipe is None:
-            raise AssertionError("the cloud arm is for encoded inputs of models with a recipe")
-        encoded = bytes_tensor(plan.input_name, [bytes(work.encoded)])
-        answer, there = await self._ask(arm, plan, plan.name, [encoded], plan.recipe.answers, deadline_s)
+        if work.encoded is not None and plan.recipe is not None:
+            inputs: Sequence[Tensor] = [bytes_tensor(plan.input_name, [bytes(work.encoded)])]
+            model, answers, up_bytes = plan.name, plan.recipe.answers, len(work.encoded)
+        else:
+            inputs, model, answers = work.tensors, plan.whole, plan.outputs
+            up_bytes = sum(tensor.size_bytes for tensor in inputs)
+        answer, there = await self._ask(arm, plan, model, inputs, answers, deadline_s)
         down_bytes = sum(tensor.size_bytes for tensor in answer.outputs)
-        spent = evolve(there, up_bytes=len(work.encoded), down_bytes=down_bytes)
+        spent = evolve(there, up_bytes=up_bytes, down_bytes=down_bytes)
         return ArmAnswer(tuple(answer.outputs), answer.digest or plan.manifest.digest, spent)
 
     async def _ended(

@@ -84,7 +84,10 @@ class CostTable:
                 "before": _Part(around_s, None),
                 "after": _Part(around_s, None),
             },
-            "server": {"cloud": _Part(manifest.cloud_s or manifest.whole_s, FAR_ENGINE)},
+            "server": {
+                "cloud": _Part(manifest.cloud_s or manifest.whole_s, FAR_ENGINE),
+                "input": _Part(manifest.whole_s, FAR_ENGINE),
+            },
         }
         for cut in manifest.cuts:
             share = head_share(manifest, cut)
@@ -179,12 +182,14 @@ class CostTable:
         server_wait_s: Mapping[str, float] | None = None,
         *,
         zstd: Callable[[str], bool] = lambda link: False,
+        raw_bytes: int | None = None,
     ) -> Sequence[ArmCost]:
         """The arms of one request.
 
-        encoded_bytes: size of the encoded input, None for raw tensors (no cloud arm, no recipe). loaded: whether the
-        head (cut id, codec) is loaded. server_wait_s: queue at the far end of each link. zstd: whether
-        a link's far end takes compressed bodies.
+        encoded_bytes: size of the encoded input, None for raw tensors, which no recipe stands around. raw_bytes: of
+        those tensors; their cloud arm is the cut before the first layer, and exists where the size is told. loaded:
+        whether the head (cut id, codec) is loaded. server_wait_s: queue at the far end of each link. zstd: whether a
+        link's far end takes compressed bodies.
         """
         encoded = encoded_bytes is not None
         around_s = self.seconds("device", "before") + self.seconds("device", "after") if encoded else 0.0
@@ -198,7 +203,9 @@ class CostTable:
                 packed = map(self._packed, self._manifest.cuts, cuts)
                 found += [cost for cost in packed if cost is not None]
             if encoded_bytes is not None:
-                found.append(self._cloud(encoded_bytes, link, wait_s))
+                found.append(self._cloud(encoded_bytes, "cloud", link, wait_s))
+            elif raw_bytes is not None:
+                found.append(self._cloud(raw_bytes, "input", link, wait_s))
         return found
 
     def _cut(self, cut: CutEntry, link: str, around_s: float, wait_s: float, loaded: bool) -> ArmCost:
@@ -231,13 +238,13 @@ class CostTable:
             joules=plain.joules + self._watts * here_s,
         )
 
-    def _cloud(self, encoded_bytes: int, link: str, wait_s: float) -> ArmCost:
+    def _cloud(self, up_bytes: int, part: str, link: str, wait_s: float) -> ArmCost:
         return ArmCost(
             Arm("cloud", link=link),
             device_s=0.0,
-            up_bytes=encoded_bytes + ENVELOPE_BYTES,
+            up_bytes=up_bytes + ENVELOPE_BYTES,
             down_bytes=self._manifest.down_bytes + ENVELOPE_BYTES,
-            server_s=wait_s + self.seconds("server", "cloud"),
+            server_s=wait_s + self.seconds("server", part),
             sends_input=True,
         )
 

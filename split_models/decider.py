@@ -47,7 +47,7 @@ class Decision:
 
 @define
 class _Seat:
-    """The held arm of one kind of request: raw ones have no cloud arm and must not unseat that of encoded ones."""
+    """The held arm of one kind of request: what suits one may not suit the other."""
 
     period_began_s: float
     held: Held = field(factory=Held)

@@ -27,7 +27,7 @@ class ModelPlan:
 
     @property
     def whole(self) -> str:
-        """Local name of the whole model as it was cut.
+        """Name of the whole model as it was cut, here and there.
 
         Without a recipe the public name stays with the file as it came, which may take other sizes.
         """

@@ -79,7 +79,7 @@ class Runner:
         if policy.deadline_s is not None:
             deadline_s = min(deadline_s, policy.deadline_s)
         encoded = work.encoded is not None
-        costs = self._costs(len(work.encoded) if work.encoded is not None else None)
+        costs = self._costs(work)
         decision = self._decider.decide(
             costs, self._ports.links(), self._ports.device_wait_s(), policy, began_s, encoded=encoded
         )
@@ -118,7 +118,7 @@ class Runner:
             reason=decider.held.reason,
             device_wait_s=self._ports.device_wait_s(),
             links=tuple(shown(name, links.get(name, UNKNOWN_LINK)) for name in names),
-            costs=tuple(self._costs(manifest.encoded_bytes or None)),
+            costs=tuple(self._typical_costs()),
             policy=self._ports.policy(),
             hedged_s=decider.budget.hedged_s,
             requested_s=decider.budget.device_only_s,
@@ -132,7 +132,16 @@ class Runner:
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
-    def _costs(self, encoded_bytes: int | None) -> Sequence[ArmCost]:
+    def _costs(self, work: Work) -> Sequence[ArmCost]:
+        if work.encoded is not None:
+            return self._arm_costs(len(work.encoded), None)
+        return self._arm_costs(None, sum(tensor.size_bytes for tensor in work.tensors))
+
+    def _typical_costs(self) -> Sequence[ArmCost]:
+        size_bytes = self.plan.manifest.encoded_bytes or None
+        return self._arm_costs(size_bytes, None) if self.plan.recipe is not None else self._arm_costs(None, size_bytes)
+
+    def _arm_costs(self, encoded_bytes: int | None, raw_bytes: int | None) -> Sequence[ArmCost]:
         names = self._ports.link_names()
         allowed = self._ports.strategy().arms
         found = self.table.arms(
@@ -141,6 +150,7 @@ class Runner:
             lambda cut, codec: self._ports.loaded(self._head_name(cut, codec)),
             {name: self._ports.server_wait_s(name) for name in names},
             zstd=self._ports.zstd,
+            raw_bytes=raw_bytes,
         )
         return [cost for cost in found if cost.arm.kind in allowed]
 
@@ -177,7 +187,7 @@ class Runner:
             if arm.compressed:
                 table.observe_packed(arm, spent.up_bytes, spent.down_bytes)
         else:
-            table.observe("server", "cloud", spent.server_s)
+            table.observe("server", "cloud" if work.encoded is not None else "input", spent.server_s)
 
     def _looked(self, arm: Arm, spent: Spent, work: Work) -> None:
         self._learn_from(arm, evolve(spent, before_s=0.0, after_s=0.0), work)

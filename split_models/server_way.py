@@ -98,6 +98,10 @@ class ServerWay:
             shape = (plan.input_name, plan.input_shape)
             self._shown[manifest.model] = Shown(manifest.model, PLATFORMS[kind], found, *shape)
             names += [manifest.model, *self._register_batch(manifest.model, folder, manifest, manifest.whole_batch)]
+        if plan.whole != manifest.model:  # devices ask for the model as it was cut
+            local.register(plan.whole, folder / manifest.whole_file, manifest.digest, kind)
+            self._shown[plan.whole] = Shown(plan.whole, PLATFORMS[kind], listed=False)
+            names.append(plan.whole)
         for cut in manifest.cuts:
             name = plan.tail(cut)
             local.register(name, folder / cut.tail_file, manifest.digest, kind)

@@ -111,13 +111,13 @@ class SampledTask:
     Args:
         inputs: with every size fixed.
         bounds: rows of the tables that an integer input indexes, by its name, where the graph tells.
-        samples: .npz files with one array per input, named as the inputs; with one, nothing is made up.
+        samples: .npz files with one array per input, named as the inputs (see read_npz); with one, nothing is made up.
     """
 
     def __init__(self, inputs: Sequence[TensorSpec], bounds: Mapping[str, int], samples: Sequence[bytes] = ()) -> None:
         self._inputs = tuple(inputs)
         self._bounds = dict(bounds)
-        self._own = [made for sample in samples if (made := read_npz(sample, self._inputs)) is not None]
+        self._own = [made for sample in samples for made in read_npz(sample, self._inputs)]
         self.real = bool(self._own)
 
     def cases(self, samples: Sequence[bytes]) -> Sequence[Case]:
@@ -156,24 +156,34 @@ class SampledTask:
         return to_tensor(spec.name, np.asarray(values).astype(NUMPY_NAMES[spec.datatype]))
 
 
-def read_npz(data: bytes, inputs: Sequence[TensorSpec]) -> Made | None:
-    """The arrays of a .npz as model inputs; None when it is none, is too large, or does not fit.
+def read_npz(data: bytes, inputs: Sequence[TensorSpec]) -> Sequence[Made]:
+    """Model inputs from the arrays of a .npz: one of each input's shape, or several of them stacked along a first axis.
 
-    Nothing is unpickled.
+    None at all when it is no .npz, is too large, or does not fit. Nothing is unpickled.
     """
     import numpy as np
 
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > MAX_SAMPLE_BYTES:
-                return None
+                return ()
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            made = tuple(to_tensor(spec.name, arrays[spec.name]) for spec in inputs)
-        for tensor, spec in zip(made, inputs, strict=True):
+            stacks = [_stack(arrays[spec.name], spec) for spec in inputs]
+        count = min(map(len, stacks), default=0)
+        made = [Made(tuple(stack[index] for stack in stacks)) for index in range(min(count, MAX_CASES))]
+        for tensor, spec in [pair for one in made for pair in zip(one.inputs, inputs, strict=True)]:
             check_against(tensor, spec)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, BadRequest, EngineError):
-        return None
-    return Made(made)
+        return ()
+    return made
+
+
+def _stack(array: NDArray[Any], spec: TensorSpec) -> Sequence[Tensor]:
+    """The array as one tensor or several. Raises ValueError when its shape is neither."""
+    shape = tuple(size or 1 for size in spec.shape)
+    if array.shape == shape:
+        return [to_tensor(spec.name, array)]
+    return [to_tensor(spec.name, part) for part in array.reshape(-1, *shape)] if array.size else []
 
 
 def _signal(random: np.random.Generator, shape: tuple[int, ...], kind: int) -> NDArray[Any]:

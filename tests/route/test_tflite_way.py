@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from attrs import evolve
 
 from engines.arrays import to_array, to_tensor
 from engines.catalogue import shipped_catalogue
@@ -122,16 +123,21 @@ async def heads_here(near: Device, manifest: BundleManifest) -> None:
     raise AssertionError("the heads did not arrive")
 
 
-async def test_a_slow_device_sends_the_tail_away(near: Device, files: dict[str, tuple[CatalogueEntry, Path]]) -> None:
+@pytest.mark.parametrize(("leaves", "kind"), [(True, "cloud"), (False, "cut:")])
+async def test_a_slow_device_sends_its_tensors_or_those_of_a_cut_away(
+    near: Device, files: dict[str, tuple[CatalogueEntry, Path]], leaves: bool, kind: str
+) -> None:
+    """Raw tensors as they came are the cut before the first layer: the policy says whether they may leave."""
+    near.policy[0] = evolve(near.policy[0], raw_input_leaves=leaves)
     link = HttpLink("user", f"http://127.0.0.1:{near.server.port}")
     user, wanted = RemoteEndpoint(link), whole_answer(files[FACE][1], picture())
     try:
         for _ in range(60):
             answer = await user.infer(FACE, [picture()], 30.0)
-            if near.done()[-1].arm.startswith("cut:"):
+            if near.done()[-1].arm.startswith(kind):
                 break
             await asyncio.sleep(0.05)
-        assert near.done()[-1].arm.startswith("cut:"), [done.arm for done in near.done()]
+        assert near.done()[-1].arm.startswith(kind), [done.arm for done in near.done()]
         got = {tensor.name: to_array(tensor) for tensor in answer.outputs}
         assert got.keys() == wanted.keys()
         assert all(np.abs(got[k] - wanted[k]).max() <= 0.05 * np.abs(wanted[k]).max() for k in wanted)

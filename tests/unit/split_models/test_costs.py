@@ -35,6 +35,17 @@ def test_raw_tensors_have_no_cloud_arm_and_no_recipe() -> None:
     assert arms["device"].device_s == pytest.approx(0.1)
 
 
+def test_raw_tensors_whose_size_is_told_may_go_to_the_whole_model_there() -> None:
+    table = CostTable(manifest(cut("003"), whole_s=0.1, cloud_s=0.5))
+    arms = {str(cost.arm): cost for cost in table.arms(None, ["cloud"], lambda *_: True, raw_bytes=40_000)}
+    assert set(arms) == {"device", "cut:003:int8", "cloud"}
+    assert arms["cloud"].up_bytes == 40_400
+    assert arms["cloud"].server_s == pytest.approx(0.1), "no recipe runs there"
+    assert arms["cloud"].sends_input
+    table.observe("server", "input", 0.3)
+    assert table.seconds("server", "cloud") == pytest.approx(0.5)
+
+
 def test_a_far_end_that_takes_zstd_offers_cuts_with_fewer_bytes() -> None:
     small = evolve(cut("003"), wire_bytes=100_000, zstd_bytes=40_000, zstd_down_bytes=60, zstd_s=0.002)
     incompressible = evolve(cut("009"), wire_bytes=100_000, zstd_bytes=99_000, zstd_down_bytes=60, zstd_s=0.002)

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from engines.arrays import to_array, to_tensor
 from protocol.tensors import TensorSpec, check_against
-from split_models.task import SAMPLED_CASES, SampledTask, read_npz
+from split_models.task import MAX_CASES, SAMPLED_CASES, SampledTask, read_npz
 
 IDS = (TensorSpec("input_ids", "INT64", (1, 16)), TensorSpec("attention_mask", "INT64", (1, 16)))
 WAVE = (TensorSpec("wave", "FP32", (1, 400)),)
@@ -68,8 +68,16 @@ def test_a_users_sample_is_used_instead_and_trusted() -> None:
     ],
 )  # fmt: skip
 def test_a_sample_that_does_not_fit_is_left_out_and_nothing_is_unpickled(data: bytes) -> None:
-    assert read_npz(data, WAVE) is None
+    assert not read_npz(data, WAVE)
     assert len(SampledTask(WAVE, {}, [data]).cases(())) == SAMPLED_CASES
+
+
+def test_a_sample_may_hold_several_inputs() -> None:
+    waves = np.arange(1200, dtype=np.float32).reshape(3, 400)
+    cases = SampledTask(WAVE, {}, [npz(wave=waves)]).cases(())
+    assert [to_array(case.made.inputs[0]).tolist() for case in cases] == [[wave.tolist()] for wave in waves]
+    many = npz(wave=np.zeros((100, 1, 400), np.float32))
+    assert len(read_npz(many, WAVE)) == MAX_CASES
 
 
 outputs = npst.arrays(np.float32, (2, 5), elements=st.floats(-1e3, 1e3, width=32))
