@@ -16,12 +16,13 @@ from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
 from agent.connecting import REFUSED_STEP, Connector, ConnectorPorts, Pauses
 from agent.control import Control, ControlPorts, will
+from agent.device_key import certificate_end_s
 from agent.discovery import ATTEMPT_TIMEOUT_S, Candidate, Source
 from agent.doctor import Checker, Finding
 from agent.enrolment import Joined, enrolled_by, join, join_or_renew, other_fleet, used
 from agent.epoch import next_epoch
 from agent.health import Health
-from agent.identity import Enrolment, IdentityStore, certificate_end_s
+from agent.identity import Enrolment, IdentityStore
 from agent.last_good import LastGood
 from agent.policy import PolicyHolder
 from agent.registration import Registrar
@@ -63,7 +64,8 @@ async def join_fleet(config: AgentConfig, token_text: str, *, replace: bool = Fa
 
 def identity_context(store: IdentityStore, enrolment: Enrolment) -> ssl.SSLContext:
     """TLS as this device: trusts the fleet's CA alone, shows the device's certificate."""
-    return client_context(enrolment.ca_pem, store.cert_path, store.key_path)
+    with store.key.file() as key_path:
+        return client_context(enrolment.ca_pem, store.cert_path, key_path)
 
 
 def url_of(host: str, port: int) -> str:

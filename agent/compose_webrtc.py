@@ -120,10 +120,9 @@ class WebRtcSide:
 
     def _sign(self, signal: Signal) -> bytes:
         assert self._control is not None and self._control.enrolment is not None
-        try:
-            key_pem = self._control.store.key_path.read_bytes()
-        except OSError as err:
-            raise ConfigError(f"cannot read the device's key: {err.strerror}", next_step="join again") from err
+        key_pem = self._control.store.key.read()
+        if key_pem is None:
+            raise ConfigError("this device has no key", next_step="join again")
         return encode_signal(signal, key_pem, self._control.enrolment.cert_pem)
 
     def _read(self, data: bytes, device_id: str) -> Signed:

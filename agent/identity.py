@@ -14,6 +14,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from agent.device_key import FileKey, KeyKeeper, check_pair, new_key, request
 from protocol import topics
 from protocol.decode import check_schema, decode, encode
 from protocol.documents import JoinAnswer
@@ -50,11 +51,15 @@ class Enrolment:
 
 
 class IdentityStore:
-    """The identity folder (0700). Blocking; small files."""
+    """The identity folder (0700). Blocking; small files.
 
-    def __init__(self, folder: Path) -> None:
+    key: where the private key is; in the folder, too, unless given.
+    """
+
+    def __init__(self, folder: Path, key: KeyKeeper | None = None) -> None:
         self._folder = folder
         self.key_path = folder / "device.key"
+        self.key = FileKey(self.key_path) if key is None else key
         self.cert_path = folder / "device.crt"
         self._id_path = folder / "device_id"
         self._enrolment_path = folder / "enrolment.json"
@@ -87,7 +92,7 @@ class IdentityStore:
 
     def enrolment(self) -> Enrolment | None:
         """The enrolment in force, or None; a torn newest copy falls back to the one before."""
-        if not self.key_path.exists():
+        if self.key.read() is None:
             return None
         found = read_durable(self._enrolment_path, _parse_enrolment)
         if found is not None and not self._cert_matches(found.cert_pem):
@@ -103,18 +108,18 @@ class IdentityStore:
     def csr(self, device_id: str) -> str:
         """A certificate request for `device_id`, PEM; makes the key at the first call and keeps it for later ones."""
         self._prepare()
-        key_pem = read_durable(self.key_path, _check_key)
+        key_pem = self.key.read()
         if key_pem is None:
-            key_pem = _new_key()
-            write_durable(self.key_path, key_pem)
-        return _request(key_pem, device_id)
+            key_pem = new_key()
+            self.key.write(key_pem)
+        return request(key_pem, device_id)
 
     def save(self, device_id: str, answer: JoinAnswer, host: str, port: int, *, joined_with: str = "") -> Enrolment:
         """Make a join durable; the enrolment before stays as the previous copy.
 
         The certificate must be for our key; ProtocolError otherwise.
         """
-        _check_pair(answer.cert_pem, self.key_path)
+        check_pair(answer.cert_pem, self.key.read() or b"")
         enrolment = Enrolment(
             device_id=topics.check_id(device_id, what="device_id"),
             fleet=topics.check_id(answer.fleet, what="fleet"),
@@ -153,16 +158,6 @@ class IdentityStore:
             ) from err
 
 
-def certificate_end_s(cert_pem: str) -> float:
-    """When the first certificate of `cert_pem` ends, wall seconds. Raises ConfigError."""
-    from cryptography import x509
-
-    try:
-        return x509.load_pem_x509_certificate(cert_pem.encode()).not_valid_after_utc.timestamp()
-    except ValueError as err:
-        raise ConfigError("the device's certificate cannot be read", next_step="join again") from err
-
-
 def made_id(hostname: str, random_hex: str) -> str:
     """An id that people recognise and that does not clash.
 
@@ -187,52 +182,3 @@ def _parse_enrolment(data: bytes) -> Enrolment:
     topics.check_id(found.device_id, what="device_id")
     topics.check_id(found.fleet, what="fleet")
     return found
-
-
-def _check_key(data: bytes) -> bytes:
-    if b"PRIVATE KEY" not in data or b"-----END" not in data:
-        raise ValueError("not a private key")
-    return data
-
-
-def _new_key() -> bytes:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _request(key_pem: bytes, device_id: str) -> str:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    try:
-        key = serialization.load_pem_private_key(key_pem, password=None)
-    except ValueError as err:
-        raise ConfigError(
-            "the device key cannot be read", next_step="remove the identity folder and join again"
-        ) from err
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError("the device key is not an EC key", next_step="remove the identity folder and join again")
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device_id)])
-    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
-    return request.public_bytes(serialization.Encoding.PEM).decode()
-
-
-def _check_pair(cert_pem: str, key_path: Path) -> None:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
-
-    try:
-        granted = x509.load_pem_x509_certificate(cert_pem.encode()).public_key()
-        ours = serialization.load_pem_private_key(key_path.read_bytes(), password=None).public_key()
-    except ValueError as err:
-        raise ProtocolError("the coordinator's answer holds no valid certificate", field="cert_pem") from err
-    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    if granted.public_bytes(*form) != ours.public_bytes(*form):
-        raise ProtocolError("the certificate in the coordinator's answer is not for our key", field="cert_pem")

@@ -1,6 +1,6 @@
 """Ed25519 verification in pure Python, for hosts without `cryptography`; RFC 8032, sections 5.1.1 to 5.1.7.
 
-Slow (some ten milliseconds) and not constant-time: it sees public data only. It never signs.
+Slow (some ten milliseconds) and not constant-time: it sees public data only. Signing is in `ed25519_sign`.
 """
 
 from __future__ import annotations
@@ -110,3 +110,10 @@ def _base() -> _Point:
 
 
 _BASE = _base()
+ORDER = _L
+"""The order of the base point."""
+
+
+def times_base(scalar: int) -> bytes:
+    """The point `scalar` x B, encoded; takes longer for more and for other bits."""
+    return _compress(_multiply(scalar, _BASE))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.device_key import certificate_end_s
 from agent.enrolment import enrolled_by, join, join_or_renew
-from agent.identity import IdentityStore, certificate_end_s, made_id
+from agent.identity import IdentityStore, made_id
 from links.http import HttpLink
 from links.tls import client_context
 from protocol.errors import ConfigError, LinkError, NotAllowed
