@@ -101,6 +101,7 @@ class TensorSide:
         at_once, wait_s = max(1, cores // self.threads), policy().engines.wait_target_s
         self._executor = BoundedExecutor("tensor", at_once, wait_s, clock, emit, threads_per_run=self.threads)
         self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
+        self._later = BoundedExecutor("later", 1, PICTURE_WAIT_S, clock, emit, niceness=NICENESS)
         self._runtimes = _runtimes(config.slowdown)
         budget_bytes = model_budget_bytes(LEAST_BUDGET_BYTES)
         pool = ModelPool(min(budget_bytes, begin.max_models_bytes or budget_bytes))
@@ -113,6 +114,7 @@ class TensorSide:
                 local=self._local,
                 store=self._store,
                 compute=self._pictures,
+                later=self._later,
                 policy=lambda: bounded(policy().split, strategy()),
                 links=self._views,
                 remotes=self._remotes,
@@ -251,6 +253,7 @@ class TensorSide:
         await self._local.close()
         await asyncio.to_thread(self._executor.close)
         await asyncio.to_thread(self._pictures.close)
+        await asyncio.to_thread(self._later.close)
         await asyncio.to_thread(self._post.close)
 
 

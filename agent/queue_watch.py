@@ -15,7 +15,8 @@ LOOK_S = 1.0
 STAGES: Mapping[str, str] = {
     "tensor": "model runs (queue, head)",
     "pictures": "pre- and post-processing of pictures",
-    "post": "post-processing of answers",
+    "later": "pre- and post-processing of requests that can wait",
+    "post": "post-processing of answers in bursts",
     "tails": "tails and whole models",
     "images": "pre- and post-processing of pictures",
 }

@@ -106,14 +106,23 @@ class Work:
 
 
 class Arms:
-    """Local models by name, the far ends by link name, and an executor for pre- and post-processing."""
+    """Local models by name, the far ends by link name, and an executor for pre- and post-processing.
+
+    later: the executor for the same work of requests that can wait, so that they are in nobody's way.
+    """
 
     def __init__(
-        self, local: LocalModels, remotes: Callable[[str], TensorEndpoint | None], compute: Compute, clock: Clock
+        self,
+        local: LocalModels,
+        remotes: Callable[[str], TensorEndpoint | None],
+        compute: Compute,
+        clock: Clock,
+        later: Compute | None = None,
     ) -> None:
         self._local = local
         self._remotes = remotes
         self._compute = compute
+        self._later = later or compute
         self._clock = clock
 
     async def run(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
@@ -238,7 +247,7 @@ class Arms:
                 made = Made(work.tensors)
             else:
                 before = (plan.recipe.before, work.encoded, plan.input_name, plan.input_shape)
-                made, work.before_queue_s, work.before_s = await timed(self._compute, self._clock, *before)
+                made, work.before_queue_s, work.before_s = await timed(self._executor(work), self._clock, *before)
             work.made = made
             return made
 
@@ -247,7 +256,10 @@ class Arms:
     ) -> tuple[tuple[Tensor, ...], float, float]:
         if work.encoded is None or plan.recipe is None:
             return tuple(outputs), 0.0, 0.0
-        return await timed(self._compute, self._clock, plan.recipe.after, outputs, made.context)
+        return await timed(self._executor(work), self._clock, plan.recipe.after, outputs, made.context)
+
+    def _executor(self, work: Work) -> Compute:
+        return self._later if work.can_wait else self._compute
 
     def _remote(self, arm: Arm) -> TensorEndpoint:
         remote = self._plain_remote(arm)

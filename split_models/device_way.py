@@ -192,7 +192,8 @@ class DeviceWay:
         platform = PLATFORMS[plan.manifest.format]
         self._shown[plan.name] = Shown(plan.name, platform, plan.recipe, plan.input_name, plan.input_shape)
         old = self._runners.get(plan.name)
-        arms = Arms(self._ports.local, self._endpoint, self._ports.compute, self._ports.clock)
+        ports = self._ports
+        arms = Arms(ports.local, self._endpoint, ports.compute, ports.clock, ports.later)
         table = CostTable(
             plan.manifest,
             speed_ratio=self._settings.speed_ratio * self._ports.strategy().speed_ratio,

@@ -59,12 +59,14 @@ class SplitPorts:
 
     links: what is known of each link, see `views_of`. remotes: the far ends by link name; may grow, shrink and be
     empty. slowdowns: of this device's engines by name; the house gives the same one to both ways. All three are for
-    devices only. strategy: of this class of device; a device that nobody classified begins on itself.
+    devices only. later: as compute, for requests that can wait; None: the same. strategy: of this class of device; a
+    device that nobody classified begins on itself.
     """
 
     local: LocalEndpoint
     store: ModelStore
     compute: Compute
+    later: Compute | None = None
     policy: Callable[[], SplitPolicy] = SplitPolicy
     links: Callable[[], Mapping[str, LinkView]] = dict
     remotes: Callable[[], Mapping[str, Remote]] = dict

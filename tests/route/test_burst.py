@@ -56,7 +56,8 @@ async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
         await parts.local.preload(plan.head(cut))
         link = HttpLink("cloud", f"http://127.0.0.1:{far.proxy.port}")
         twin = RemoteTwin(link, bulk=LanedEndpoint("cloud", link.again, post))
-        arms = Arms(parts.local, lambda name: twin, parts.compute, time.monotonic)
+        later = BoundedExecutor("later", 1, 60.0)
+        arms = Arms(parts.local, lambda name: twin, parts.compute, time.monotonic, later)
         pictures = list(recipe("ppocr-cls").calibration())
         arm = Arm("cut", cut.id, cut.codec, "cloud")
 
@@ -76,6 +77,7 @@ async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
             assert answer.spent.after_s > 0
             assert answer.spent.server_s >= 0
         assert post.metrics().peak_waiting < 10
+        assert later.service_s is not None  # the burst's pictures were read there, out of everyone's way
         assert any(thread.name == "cloud-lane" for thread in threading.enumerate())
         # A recipe that fails is this device's fault and not the link's.
         with pytest.raises(EngineError, match="upside down"):
@@ -83,6 +85,7 @@ async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
         await twin.close()
         await link.close()
         await parts.close()
+        later.close()
     post.close()
 
 
