@@ -90,7 +90,8 @@ class TensorSide:
         self._emit = emit
         self._store = ChosenStore(config)
         ways = (cloud,) if second is None else (cloud, second)
-        # Answers of requests that can wait are worked on here and by the reader of their own stream.
+        # For requests that can wait: their pictures, and their answers, which the reader of their stream works on too.
+        self._later = BoundedExecutor("later", 1, PICTURE_WAIT_S, clock, emit, niceness=NICENESS)
         self._post = BoundedExecutor("post", 1, POST_WAIT_S, clock, emit, niceness=NICENESS)
         self._twins = {link.name: self._twin(link, clock) for link in ways}
         self._far = {link.name: (link, Remote(self._twins[link.name], link)) for link in ways}
@@ -101,13 +102,11 @@ class TensorSide:
         at_once, wait_s = max(1, cores // self.threads), policy().engines.wait_target_s
         self._executor = BoundedExecutor("tensor", at_once, wait_s, clock, emit, threads_per_run=self.threads)
         self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
-        self._later = BoundedExecutor("later", 1, PICTURE_WAIT_S, clock, emit, niceness=NICENESS)
         self._runtimes = _runtimes(config.slowdown)
         budget_bytes = model_budget_bytes(LEAST_BUDGET_BYTES)
         pool = ModelPool(min(budget_bytes, begin.max_models_bytes or budget_bytes))
-        self._local = LocalEndpoint(
-            self._store, pool, self._executor, self._runtimes, threads=self.threads, clock=clock
-        )
+        engines = self._store, pool, self._executor, self._runtimes
+        self._local = LocalEndpoint(*engines, threads=self.threads, clock=clock)
         self._way = DeviceWay(
             SplitSettings(speed_ratio=config.slowdown),
             SplitPorts(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from agent.health import Health
-from engines.stalled import QueueDepths, Stalled, StallWatch
+from engines.stalled import QueueDepths, Stalled, StallWatch, described
 from protocol.clock import Clock
 from protocol.exposition import Exposition
 
@@ -17,8 +17,6 @@ STAGES: Mapping[str, str] = {
     "pictures": "pre- and post-processing of pictures",
     "later": "pre- and post-processing of requests that can wait",
     "post": "post-processing of answers in bursts",
-    "tails": "tails and whole models",
-    "images": "pre- and post-processing of pictures",
 }
 """What people call the work of an executor, by its name; others are named as they are."""
 
@@ -54,7 +52,7 @@ class QueueWatch:
             self._metrics.set_gauge("midstream_cpu_idle_ratio", idle_ratio, help="Idle share of the CPU.")
         stalled = self._watch.look(self._clock(), self.depths.now(), idle_ratio)
         for alarm in stalled:
-            self._health.warn(_warning(alarm.queue), described(alarm), NEXT_STEP)
+            self._health.warn(_warning(alarm.queue), described(alarm, STAGES), NEXT_STEP)
         on = frozenset(alarm.queue for alarm in stalled)
         for queue in self._on - on:
             self._health.clear(_warning(queue))
@@ -67,15 +65,6 @@ class QueueWatch:
             )
         self._on = on
         return stalled
-
-
-def described(alarm: Stalled) -> str:
-    """The alarm in words."""
-    stage = STAGES.get(alarm.queue, alarm.queue)
-    return (
-        f"the queue of {stage} ({alarm.queue}) grows while the CPU is idle: {alarm.waiting} wait, "
-        f"{100 * alarm.idle_ratio:.0f} % idle"
-    )
 
 
 def _warning(queue: str) -> str:

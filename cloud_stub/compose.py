@@ -27,6 +27,7 @@ from cloud_stub.enrolment import EMBEDDED_BROKER_VERSION, BrokerAddress, Enrolme
 from cloud_stub.http import assemble, member_routes, open_routes
 from cloud_stub.join_secrets import JoinSecrets
 from cloud_stub.publishing import Publisher
+from cloud_stub.queue_watch import QueueWatch
 from cloud_stub.registry import DeviceRegistry, OpenedRegistry, open_registry
 from cloud_stub.rendezvous import Rendezvous
 from cloud_stub.tails import ServedStore, TailHouse
@@ -37,6 +38,7 @@ from links.mdns import ZeroconfBrowser
 from links.mqtt import MqttChannel
 from links.mqtt_settings import MqttSettings
 from links.tls import client_context, server_context
+from profiles.idle import CpuIdle
 from protocol.clock import WallClock, wall_now
 from protocol.documents import CoordinatorInfo, CoordinatorState
 from protocol.durable import remove_durable, write_durable
@@ -60,6 +62,7 @@ class CoordinatorHouse:
     def __init__(self, config: CoordinatorConfig, tell: Tell = lambda _: None, wall: WallClock = wall_now) -> None:
         self.config = config
         self.metrics = Exposition()
+        self.queues = QueueWatch(self.metrics, CpuIdle().ratio, time.monotonic)
         self.addresses: tuple[str, ...] = ()
         self.broker_port = 0
         self.port = 0
@@ -170,12 +173,12 @@ class CoordinatorHouse:
     def _open_ways(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
         self.store = ServedStore(config.models_dir, load_catalogue(), self._wanted)
-        engines, why = open_engines(config, self.store, self.metrics)
+        engines, why = open_engines(config, self.store, self.queues)
         if why:
             self.notes.append(f"text is not served: {why}")
         self.text = TextHouse(engines)
         stack.push_async_callback(self.text.close)
-        self.tails = TailHouse(config, self.store, self.metrics, self._on_bundle, tail_server(config))
+        self.tails = TailHouse(config, self.store, self.queues, self._on_bundle, tail_server(config))
         stack.push_async_callback(self.tails.close)
         self.notes += self._missing()
 
@@ -222,6 +225,7 @@ class CoordinatorHouse:
             self._spawn(self.text.warm())
         self._spawn(self._keep_certificates())
         self._spawn(self._keep_registry())
+        self._spawn(self.queues.run())
         if self.config.mdns:
             self._spawn(self._announce())
 
@@ -287,7 +291,7 @@ class CoordinatorHouse:
             "webrtc": self._rendezvous.visits if self._rendezvous is not None else None,
             "text_models": list(self.text.models),
             "bundles": dict(self.tails.cutter.state),
-            "notes": self.notes,
+            "notes": [*self.notes, *self.queues.notes],
         }
 
     def _render(self) -> str:

@@ -42,6 +42,15 @@ class Stalled:
     since_s: float
 
 
+def described(alarm: Stalled, stages: Mapping[str, str]) -> str:
+    """The alarm in words. stages: what people call the work of a queue; others are named as they are."""
+    stage = stages.get(alarm.queue, alarm.queue)
+    return (
+        f"the queue of {stage} ({alarm.queue}) grows while the CPU is idle: {alarm.waiting} wait, "
+        f"{100 * alarm.idle_ratio:.0f} % idle"
+    )
+
+
 class QueueDepths:
     """An Emit that remembers how much waits in each executor now."""
 

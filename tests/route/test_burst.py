@@ -68,6 +68,7 @@ async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
         alone = [await ask(number, later=False) for number in range(len(pictures))]
         while twin.working() is None:
             await ask(0, later=False)
+        await ask(0, later=True)  # from here on the executors know how many may wait
         burst = await asyncio.gather(*(ask(number, later=True) for number in range(REQUESTS)))
         for number, answer in enumerate(burst):
             wanted = alone[number % len(pictures)].outputs
