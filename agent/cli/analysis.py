@@ -14,6 +14,7 @@ from split_models.analyse_file import Asked, analyse_file
 from split_models.analysis import Analysis, Conditions
 from split_models.backend import CUTTABLE, backend_of
 from split_models.input_shapes import parse_shapes, read_sample, resolve
+from split_models.recipes import recipe
 
 
 def fixed_shapes(file: Path, texts: Sequence[str], sample: Path | None) -> Mapping[str, tuple[int, ...]]:
@@ -38,13 +39,25 @@ def analysis_of(file: Path, entry: CatalogueEntry, options: argparse.Namespace) 
     if entry.format not in CUTTABLE:
         return None
     asked = Asked(
-        shapes=dict(entry.input_shapes) | parse_shapes(options.input_shape),
+        shapes=_shapes_of(file, entry, options),
         sample=options.sample,
         conditions=conditions_of(options),
         measure=not options.no_measure,
     )
     with ProgressBar(f"analyse {entry.name}", unit="steps") as bar:
         return analyse_file(file, entry.format, asked, name=entry.name, progress=bar.update)
+
+
+def _shapes_of(file: Path, entry: CatalogueEntry, options: argparse.Namespace) -> Mapping[str, tuple[int, ...]]:
+    """What the user says now, else the entry, else the recipe; a sample speaks for itself."""
+    asked = parse_shapes(options.input_shape)
+    if options.sample is not None:
+        return asked
+    known = dict(entry.input_shapes)
+    if not known and entry.recipe is not None:
+        ports = backend_of(entry.format).inputs(file)
+        known = {ports[0].name: recipe(entry.recipe).input_shape} if len(ports) == 1 else {}
+    return known | asked
 
 
 def conditions_of(options: argparse.Namespace) -> Conditions:

@@ -78,6 +78,31 @@ def test_a_sample_gives_the_shapes(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not found["notes"]
 
 
+def test_a_recipe_gives_the_shape_that_it_feeds(
+    tmp_path: Path, model_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(model_file("ppocr-v2-cls"))
+    options = ["--name", "mine", "--recipe", "ppocr-cls", "--no-measure", "--json", *store(tmp_path)]
+    assert models(["add", file, *options]) == 0
+    found = json.loads(capsys.readouterr().out)["analysis"]
+    assert [one["shape"] for one in found["inputs"]] == [[1, 3, 48, 192]]
+    assert not found["notes"], "nothing was guessed"
+
+
+def test_a_sample_speaks_for_itself_whatever_the_model_was_added_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["y"])]
+    file = save(tmp_path / "free.onnx", nodes, [value("x", ["n", 4])], [value("y", ["n", 4])])
+    assert models(["add", str(file), "--input-shape", "x=1x4", "--no-analyse", *store(tmp_path)]) == 0
+    capsys.readouterr()
+    np.save(tmp_path / "x.npy", np.zeros((3, 4), dtype=np.float32))
+    assert models(["analyse", "free", "--sample", str(tmp_path / "x.npy"), "--json", *store(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["inputs"][0]["shape"] == [3, 4]
+    assert found["measured"]
+
+
 @pytest.mark.parametrize("wrong", [["--uplink-mbit", "0"], ["--rtt-ms", "-1"], ["--server-speed", "nan"]])
 def test_conditions_that_are_none(wrong: list[str], tmp_path: Path, model_file: Callable[[str], Path]) -> None:
     file = str(model_file("ppocr-v2-cls"))
