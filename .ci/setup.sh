@@ -36,6 +36,18 @@ unpack_packages() {  # unpack_packages NAME...: into .setup/root, with the libra
   for deb in .setup/debs/*.deb; do dpkg -x "$deb" .setup/root; done
 }
 
+unpacked_command() {  # unpacked_command usr/bin/NAME: .setup/bin/NAME runs it with the unpacked libraries
+  local command=.setup/bin/${1##*/}
+  mkdir -p .setup/bin
+  cat >"$command" <<WRAP
+#!/bin/sh
+root=\$(CDPATH= cd -- "\$(dirname -- "\$0")/../root" && pwd)
+libs=\$(find "\$root/usr/lib" "\$root/lib" -name '*.so*' -exec dirname {} + 2>/dev/null | sort -u | tr '\n' ':')
+LD_LIBRARY_PATH="\$libs\${LD_LIBRARY_PATH:-}" exec "\$root/$1" "\$@"
+WRAP
+  chmod +x "$command"
+}
+
 make_venv() {  # make_venv PYTHON FOLDER
   local python=$1 folder=$2 pip_wheel
   if "$python" -c 'import ensurepip' 2>/dev/null; then
@@ -86,14 +98,16 @@ set_up_mosquitto() {
   if ! unpack_packages mosquitto; then
     say "could not fetch mosquitto (see .setup/apt.log): the tests that need a broker will be skipped"; return
   fi
-  mkdir -p .setup/bin
-  cat >.setup/bin/mosquitto <<'WRAP'
-#!/bin/sh
-root=$(CDPATH= cd -- "$(dirname -- "$0")/../root" && pwd)
-libs=$(find "$root/usr/lib" "$root/lib" -name '*.so*' -exec dirname {} + 2>/dev/null | sort -u | tr '\n' ':')
-LD_LIBRARY_PATH="$libs${LD_LIBRARY_PATH:-}" exec "$root/usr/sbin/mosquitto" "$@"
-WRAP
-  chmod +x .setup/bin/mosquitto
+  unpacked_command usr/sbin/mosquitto
+}
+
+set_up_systemd_analyze() {
+  if command -v systemd-analyze >/dev/null || [ -x .setup/bin/systemd-analyze ]; then return; fi
+  say "systemd-analyze, unpacked into .setup (the system is not changed)"
+  if ! command -v apt-get >/dev/null || ! unpack_packages systemd; then
+    say "could not fetch systemd (see .setup/apt.log): the checks of the unit file will be skipped"; return
+  fi
+  unpacked_command usr/bin/systemd-analyze
 }
 
 set_up_models() {
@@ -111,6 +125,7 @@ case $lane in
   demo) set_up_models ppocr-v4-det smollm2-135m sample-page sample-text ;;
   test)
     set_up_mosquitto
+    set_up_systemd_analyze
     set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 face-short-range \
       face-long-range face-full-range face-full-range-sparse face-landmarks iris-landmarks basic-pitch basic-pitch-tflite \
       sample-page sample-text

@@ -8,7 +8,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import define, evolve, field
 
@@ -36,8 +36,12 @@ from protocol.decode import check_schema, decode
 from protocol.documents import INFO_SCHEMA, CoordinatorInfo, CoordinatorState
 from protocol.errors import LinkError, MidstreamError, NotAllowed
 from protocol.events import Emit
+from protocol.pulse import Pulse
 from protocol.topics import MAX_PAYLOAD_BYTES, Topics
 from protocol.trust import JoinToken, decode_join
+
+if TYPE_CHECKING:
+    from links.mqtt import MqttChannel
 
 log = logging.getLogger("midstream.agent")
 
@@ -98,6 +102,7 @@ class ControlSide:
     enrolment: Enrolment | None = field(default=None, init=False)
     context: ssl.SSLContext | None = field(default=None, init=False)
     told_version: Literal[4, 5] | None = field(default=None, init=False)
+    channel: MqttChannel | None = field(default=None, init=False)
     told_webrtc: bool = field(default=False, init=False)
     """Whether the coordinator says that it answers offers."""
 
@@ -123,6 +128,11 @@ class ControlSide:
         """The control session in use."""
         session = self.connector.session if self.connector else None
         return session if isinstance(session, Control) else None
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """Signs of life of the control channel in use; from any thread."""
+        channel = self.channel
+        return () if channel is None else channel.pulses()
 
     async def _join(self, token: JoinToken) -> None:
         if self.enrolment is not None:
@@ -268,9 +278,9 @@ class ControlSide:
             outbox_path=self.config.state_dir / f"outbox-{enrolment.fleet}.sqlite",
             version=self._broker_version(enrolment),
         )
-        channel = MqttChannel(settings, self.clock, random.Random(), self.emit)
+        self.channel = MqttChannel(settings, self.clock, random.Random(), self.emit)
         return Control(
-            channel,
+            self.channel,
             topics,
             epoch=epoch,
             boot=self.boot,

@@ -36,6 +36,7 @@ from protocol.device import Measured
 from protocol.events import Emit, TransferSample
 from protocol.models import BundleManifest
 from protocol.policy import Policy, SplitPolicy
+from protocol.pulse import Pulse
 from split_models.device_way import DeviceWay
 from split_models.settings import Remote, SplitPorts, SplitSettings, views_of
 
@@ -135,6 +136,11 @@ class TensorSide:
         """Tensor models that this device answers."""
         return self._models
 
+    @property
+    def begun(self) -> bool:
+        """Whether the first look at the models is over."""
+        return self._started.is_set()
+
     def status(self) -> Mapping[str, Any]:
         """Held arm and ranking by model, for the status page."""
         return {"arms": dict(self._way.status())}
@@ -192,6 +198,11 @@ class TensorSide:
         """The oldest transfer of a link, whether it is an exchange of its own or goes in tensor frames."""
         twin = self._twins.get(link)
         return exchanges if twin is None else oldest(exchanges, twin.under_way)
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """Signs of life of every thread that computes or loads here; from any thread."""
+        executors = (self._executor, self._pictures, self._post)
+        return (*(pulse for executor in executors for pulse in executor.pulses()), *self._local.pulses())
 
     def set_wait_target(self, seconds: float) -> None:
         """Model runs may wait this long from now on."""

@@ -88,7 +88,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> AgentConfig:
-    """Read file, then environment, then flags; later ones win.
+    """Read file, then the service manager's credentials, then environment, then flags; later ones win.
 
     Args:
         flags: setting name -> value; None values are absent.
@@ -104,6 +104,8 @@ def load(
     path = file or _default_file(env)
     if path is not None:
         _take_file(path, values, labels)
+    if env.get("CREDENTIALS_DIRECTORY"):
+        _take_credentials(Path(env["CREDENTIALS_DIRECTORY"]), values)
     for setting in SETTINGS:
         if env.get(setting.variable):
             where = f"environment variable {setting.variable}"
@@ -139,6 +141,21 @@ def _take_file(path: Path, values: dict[str, Any], labels: dict[str, str]) -> No
     labels.update(found)
     for name, value in table.items():
         values[name] = _parsed(name, value, str(path))
+
+
+def _take_credentials(folder: Path, values: dict[str, Any]) -> None:
+    """Secrets that systemd hands over as files (LoadCredential=), each under its setting's name."""
+    for setting in SETTINGS:
+        file = folder / setting.name
+        if not setting.secret or not file.is_file():
+            continue
+        try:
+            text = file.read_bytes()[:MAX_CONFIG_BYTES].decode().strip()
+        except (OSError, UnicodeDecodeError) as err:
+            raise ConfigError(
+                f"the credential {setting.name} cannot be read: {err}", next_step="write it anew", field=setting.name
+            ) from err
+        values[setting.name] = _parsed(setting.name, text, f"the credential {setting.name}")
 
 
 def _parsed(name: str, value: Any, source: str) -> Any:

@@ -7,7 +7,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from agent.compose_control import ControlSide
 from agent.compose_tensor import TensorSide
 from agent.compose_text import TextSide, text_mount
 from agent.compose_webrtc import WebRtcSide
-from agent.config import AgentConfig
+from agent.config import AgentConfig, PolicyBounds
 from agent.console import Voice
 from agent.device_class import DeviceClassing
 from agent.emitting import Fanout
@@ -31,6 +31,8 @@ from agent.policy import PolicyHolder, PolicyPorts
 from agent.profiler import Profiler
 from agent.queue_watch import QueueWatch
 from agent.registration import Registrar, keep_registered
+from agent.reload import Changes, take
+from agent.service import status_line
 from agent.status import Facts, document, measured
 from agent.supervisor import LifeKeeper, Parts, Supervisor
 from agent.telemetry import PERIOD_S, Counters, report
@@ -49,6 +51,7 @@ from protocol.device import Measured
 from protocol.durable import read_durable
 from protocol.errors import LinkError, MidstreamError
 from protocol.exposition import Exposition
+from protocol.pulse import Pulse
 
 log = logging.getLogger("midstream.agent")
 
@@ -81,7 +84,7 @@ class House:
         identity = IdentityStore(config.identity_dir)
         self.device_id = identity.device_id(config.device_id, socket.gethostname())
         keys: dict[str, bytes] = {}
-        labels = dict(config.labels)
+        labels = self._labels = dict(config.labels)
         self.probe = LinkProbe(self.clock)
         self.links = LinkMemory(config.state_dir / "links.json", self.probe, self.clock, wall_now)
         self.slowdowns = Slowdowns()
@@ -112,6 +115,30 @@ class House:
     def tell_ready(self) -> None:
         """Say where the local API is."""
         self.console.say("ready", f"ready: {self.url}", port=self.supervisor.port, url=self.url)
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """Signs of life of the control channel and of all threads that compute; from any thread."""
+        return (*self.control.pulses(), *self.tensors.pulses())
+
+    def line(self) -> str:
+        """The status in one line."""
+        return status_line(self.status(), [*self.texts.loading(), *(() if self.tensors.begun else ("tensor models",))])
+
+    def reconfigure(self, found: AgentConfig) -> Changes:
+        """Put into force what a running agent can take of a configuration that was read anew."""
+        self.config, changes = take(self, self.config, found)
+        return changes
+
+    def rebound(self, bounds: PolicyBounds) -> None:
+        """Other local bounds over the policy."""
+        self.holder.rebound(bounds)
+
+    def relabel(self, labels: Mapping[str, str]) -> None:
+        """Other labels of this device: policies that select by them are judged by the new ones, and it registers."""
+        fleet = {"fleet": self._labels["fleet"]} if "fleet" in self._labels else {}
+        self._labels.clear()
+        self._labels.update({**labels, **fleet})
+        self._later(self._register())
 
     @property
     def url(self) -> str:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.apply import Action, apply
 from agent.bounds import clamp
@@ -83,6 +83,16 @@ class PolicyHolder:
             self._reported = Reported(
                 version=asked.version, epoch=asked.epoch, accepted=True, code="kept", held_version=asked.version
             )
+
+    def rebound(self, bounds: PolicyBounds) -> None:
+        """Follow other local bounds at once: the policy in force is bounded anew."""
+        self._ports = evolve(self._ports, bounds=bounds)
+        held = self._held
+        followed, clamped = clamp(held.asked or Policy(), bounds)
+        self._held = evolve(held, followed=followed)
+        sections = apply(held.followed, followed, self._ports.actions) | clamped
+        if self._reported is not None and self._reported.accepted:
+            self._reported = evolve(self._reported, sections=sections)
 
     async def consider(self, payload: bytes) -> Reported | None:
         """Judge a desired document; None when it was judged before and nothing changed."""

@@ -24,6 +24,7 @@ from profiles.facts import usable_cores
 from protocol.clock import Clock
 from protocol.errors import EngineError, Full
 from protocol.events import Emit, QueueSampled, ignore
+from protocol.pulse import Pulse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +59,19 @@ class Ticket:
     run_s: float = 0.0
 
 
+PATIENCE_S = 120.0
+"""A run that takes longer than this, and much longer than runs took before, counts as hung."""
+PATIENCE_RUNS = 20
+
+
+@define(eq=False)
+class _Worker:
+    """One worker's own counter; `beats` moves when it takes up work and when it has done it."""
+
+    beats: int = 0
+    busy: bool = False
+
+
 class BoundedExecutor:
     """A queue whose length follows the measured service time; see engines.admission.
 
@@ -68,6 +82,7 @@ class BoundedExecutor:
         threads_per_run: cores that one run keeps busy.
         bounded: False lets everything wait: for work that is bounded elsewhere, or to measure what the bound is worth.
         niceness: how far the workers stand back behind other threads for a core, 0 to 19; see `stand_back`.
+        patience_s: longest run that is not called hung; twenty measured runs when that is more.
     """
 
     def __init__(
@@ -83,6 +98,7 @@ class BoundedExecutor:
         max_waiting: int = MAX_WAITING,
         bounded: bool = True,
         niceness: int = 0,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         parallel = max(1.0, (cores or usable_cores()) / max(1, threads_per_run))
         self._name = name
@@ -90,10 +106,12 @@ class BoundedExecutor:
         self._clock = clock
         self._emit = emit
         self._niceness = niceness
+        self._patience_s = patience_s
         self._admission = Admission(workers, wait_target_s, parallel=parallel, max_waiting=max_waiting, bounded=bounded)
         self._changed = threading.Condition()
         self._queue: deque[Ticket] = deque()
         self._threads: list[threading.Thread] = []
+        self._pulses: list[_Worker] = []
         self._running_here = 0
         self._running_callers = 0
         self._peak_waiting = 0
@@ -149,6 +167,14 @@ class BoundedExecutor:
                 wait_s=self.wait_s(),
                 peak_waiting=self._peak_waiting,
             )
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """Each worker's sign of life, for a watchdog; from any thread, and it waits for no lock."""
+        patience_s = max(self._patience_s, PATIENCE_RUNS * (self.service_s or 0.0))
+        return tuple(
+            Pulse(f"{self._name}-{number}", worker.beats, worker.busy, patience_s)
+            for number, worker in enumerate(tuple(self._pulses))
+        )
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn` on a worker and await it; from the event loop. Raises Full at once when there is no room.
@@ -270,12 +296,15 @@ class BoundedExecutor:
         self._queue.append(ticket)
         self._peak_waiting = max(self._peak_waiting, self.waiting)
         if len(self._threads) < self._workers and self._running_here + len(self._queue) > len(self._threads):
-            thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+            worker = _Worker()
+            name = f"{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
             self._threads.append(thread)
+            self._pulses.append(worker)
             thread.start()
         self._changed.notify_all()
 
-    def _work(self) -> None:
+    def _work(self, worker: _Worker) -> None:
         stand_back(self._niceness)
         while True:
             with self._changed:
@@ -288,7 +317,9 @@ class BoundedExecutor:
                 self._running_here += 1
                 ticket.state, ticket.running_at_start = "running", self.running
                 self._changed.notify_all()
+            worker.beats, worker.busy = worker.beats + 1, True
             self._execute(ticket, by_caller=False)
+            worker.beats, worker.busy = worker.beats + 1, False
             del ticket
 
     def _execute(self, ticket: Ticket, *, by_caller: bool) -> None:

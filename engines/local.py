@@ -20,6 +20,7 @@ from engines.port import TensorAnswer, TensorModel, TensorRuntime
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, Full, Loading, NotFound
 from protocol.models import CatalogueEntry
+from protocol.pulse import Pulse
 from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec
 
 MAX_REGISTERED = 4096
@@ -32,6 +33,8 @@ RunModel = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 WARM_RUNS = 3
+LOAD_PATIENCE_S = 900.0
+"""A model of some gigabytes from a worn SD card takes minutes to load; longer than this counts as hung."""
 LONG_WARM_S = 0.1
 """The first run of a model allocates and is slow; of a model whose runs take longer than this one is enough."""
 
@@ -120,9 +123,13 @@ class LocalEndpoint:
         self._loading: dict[str, asyncio.Task[None]] = {}
         # Loads go one after the other, so that two large models never peak in memory together. Each model loads once
         # for all who want it, so no more loads can wait than there are models; deadlines bound those who ask.
-        self._loader = BoundedExecutor(f"{executor.name}-load", 1, clock=clock, bounded=False)
+        self._loader = BoundedExecutor(
+            f"{executor.name}-load", 1, clock=clock, bounded=False, patience_s=LOAD_PATIENCE_S
+        )
         # Of their own, so that a request that must load never waits for a run that nobody waits for.
-        self._warmer = BoundedExecutor(f"{executor.name}-warm", 1, clock=clock, bounded=False)
+        self._warmer = BoundedExecutor(
+            f"{executor.name}-warm", 1, clock=clock, bounded=False, patience_s=LOAD_PATIENCE_S
+        )
 
     async def infer(
         self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
@@ -161,6 +168,10 @@ class LocalEndpoint:
             ) from err
         assert result is not None
         return result, run.digest, self._waited(ticket, began_s), ticket.run_s
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """Signs of life of the threads that load and warm models; the executor has its own."""
+        return (*self._loader.pulses(), *self._warmer.pulses())
 
     def wait_s(self) -> float:
         """Seconds a request that came now would wait before it runs."""

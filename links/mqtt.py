@@ -23,12 +23,16 @@ from links.topic_filter import check_pattern, check_topic, matches
 from protocol.clock import Clock
 from protocol.errors import LinkClosed, TooLarge
 from protocol.events import Emit, LinkStateChanged, ignore
+from protocol.pulse import Pulse
 
 log = logging.getLogger("midstream.links.mqtt")
 
 _IN_FLIGHT = 16
 _ACK_S = 2.0
 """A message that the broker has not acknowledged by then is written to disk."""
+_TICK_PATIENCE_S = 30.0
+_DISK_PATIENCE_S = 120.0
+"""A worn SD card can hold a write for many seconds."""
 
 
 class MqttChannel:
@@ -81,6 +85,15 @@ class MqttChannel:
     def alive(self) -> bool:
         """False when the supervisor died, which only a bug can do: for watchdogs."""
         return self._supervisor is None or not self._supervisor.done() or self._closed
+
+    def pulses(self) -> tuple[Pulse, ...]:
+        """Signs of life for a watchdog, from any thread. Dialling, waiting and silence of a broker are no hang."""
+        connection = self._connection
+        busy = not self.alive or (self.state == "up" and connection is not None)
+        return (
+            Pulse("mqtt", connection.beats if connection is not None else 0, busy, _TICK_PATIENCE_S),
+            Pulse("mqtt outbox", self._outbox.written, self._outbox.writing, _DISK_PATIENCE_S),
+        )
 
     def start(self) -> None:
         """Begin to dial; harmless when already begun."""

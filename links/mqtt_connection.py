@@ -90,6 +90,8 @@ class Connection:
         self._descriptor = -1
         self._writing = False
         self._timer: asyncio.TimerHandle | None = None
+        self.beats = 0
+        """Moves every second while this connection is being looked after."""
         self._client = self._make_client()
 
     @property
@@ -277,6 +279,7 @@ class Connection:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(_TICK_S, self._tick)
+        self.beats += 1
         self._drive(lambda: self._client.loop_misc())
 
     def _drive(self, work: Callable[[], object]) -> None:

@@ -91,8 +91,16 @@ class Outbox:
         self._database: sqlite3.Connection | None = None
         self.dropped = 0
         """Messages that made room for newer ones or expired, since the start."""
+        self._asked = 0
+        self.written = 0
+        """Writes that the worker has done, whatever came of them."""
         if path is not None and path.exists():
             self._load()
+
+    @property
+    def writing(self) -> bool:
+        """Whether the worker has something to do."""
+        return self._asked != self.written
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -165,9 +173,16 @@ class Outbox:
 
     def _submit(self, work: Callable[[], None]) -> Future[None] | None:
         if self._worker is not None:
-            return self._worker.submit(work)
+            self._asked += 1
+            return self._worker.submit(self._counted, work)
         work()
         return None
+
+    def _counted(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self.written += 1
 
     def _delete(self, number: int) -> None:
         if self._database is not None:

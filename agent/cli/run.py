@@ -12,12 +12,16 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.config import AgentConfig, load
 from agent.settings_table import SETTINGS
 from protocol.errors import ConfigError
 from protocol.held_folder import hold_folder
+
+if TYPE_CHECKING:
+    from agent.house import House
+    from agent.reload import Changes
 
 FLAGS = tuple(setting for setting in SETTINGS if not setting.secret)
 """A secret on the command line would show in the process list."""
@@ -164,6 +168,8 @@ async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
     gc.disable()
     from agent.console import Console
     from agent.house import House
+    from agent.notify import notifier_from, watchdog_s
+    from agent.service import Service
 
     gc.freeze()
     gc.enable()
@@ -172,19 +178,34 @@ async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _ask_to_stop, stopping)
+    service = Service(notifier_from(os.environ), watchdog_s(os.environ, os.getpid()))
+    service.step("opening the state folder")
     with hold_folder(config.state_dir, "agent"):
         console = Console(json_lines=options.json, events_file=options.events)
         try:
             whole = House(config, console)
+            service.step("opening the local API")
             await whole.supervisor.start()
             try:
                 whole.tell_ready()
+                # From a terminal that goes away the signal means the end, as for every program.
+                if not os.isatty(0):
+                    read = partial(_read_again, whole, options)
+                    loop.add_signal_handler(signal.SIGHUP, service.reload, read, whole.health)
+                service.begin(whole.line, whole.pulses)
                 await stopping.wait()
             finally:
+                service.end()
                 await whole.supervisor.stop()
         finally:
+            await service.close()
             console.close()
     return 0
+
+
+def _read_again(whole: House, options: argparse.Namespace) -> Changes:
+    """Flags and environment stay as they were; the file may be another one."""
+    return whole.reconfigure(_config(options))
 
 
 def _ask_to_stop(stopping: asyncio.Event) -> None:
