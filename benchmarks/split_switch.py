@@ -50,7 +50,7 @@ PATIENCE = 60
 """Requests within which the arm must have changed after the rate did."""
 MISSES = 4
 """Changes of the rate in a row that may pass without one of the arm."""
-BUILD_S, QUICK_BUILD_S = 90.0, 12.0
+BUILD_S = 90.0
 INLINE_RUNS = 10
 WATTS = 5.0
 POLICY = SplitPolicy(
@@ -181,13 +181,13 @@ def doubled(near: Device, client: Client) -> int:
     return sum(count - 1 for count in done.values()) + sum(asked.id not in done for asked in client.asked)
 
 
-async def run(quick: bool) -> tuple[dict[str, object], list[str]]:
-    """The whole benchmark."""
+async def run(quick: bool, bundles: Path | None = None) -> tuple[dict[str, object], list[str]]:
+    """The whole benchmark. bundles: where a bundle is kept for the next run."""
     pulled, entry = default_store(), shipped_catalogue()[MODEL]
     picture, file = pulled.pull(PICTURE).read_bytes(), pulled.pull(MODEL)
     with tempfile.TemporaryDirectory() as folder:
-        root, models = Path(folder) / "bundles", Path(folder) / "models"
-        limits = BundleLimits(max_cuts=2, seconds=QUICK_BUILD_S if quick else BUILD_S)
+        root, models = bundles or Path(folder) / "bundles", Path(folder) / "models"
+        limits = BundleLimits(max_cuts=2, seconds=BUILD_S)
         await asyncio.to_thread(build_bundle, file, entry, root, limits=limits)
         (models / MODEL).mkdir(parents=True)
         shutil.copyfile(file, models / MODEL / entry.filename)
@@ -243,8 +243,10 @@ def _notes(met: Sequence[Met], inline: Sequence[float]) -> list[str]:
 
 def main() -> None:
     """Command line."""
-    options = arguments(__doc__ or "").parse_args()
-    keys, notes = asyncio.run(run(options.quick))
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--bundles", type=Path, help="keep the bundle in this folder and take it from there")
+    options = parser.parse_args()
+    keys, notes = asyncio.run(run(options.quick, options.bundles))
     publish("split_switch", keys, options.json, notes)
 
 

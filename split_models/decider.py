@@ -33,7 +33,8 @@ class Decision:
     """What one request does. `left` is the arm that was held until now, when this request brought a switch.
 
     device_s: what the whole model would take on this device now, without waiting; 0 when it is not on offer. cost: of
-    the arm. covered: the allowance for hedges suffices to start the device beside it.
+    the arm. covered: the allowance for hedges suffices to start the device beside it. waits: a switch is due, and put
+    off until the look at that link has ended.
     """
 
     arm: Arm
@@ -43,6 +44,7 @@ class Decision:
     device_s: float = 0.0
     cost: ArmCost | None = None
     covered: bool = False
+    waits: bool = False
 
 
 @define
@@ -52,6 +54,7 @@ class _Seat:
     period_began_s: float
     held: Held = field(factory=Held)
     finished: bool = False
+    waits: bool = False
     starting: bool = True
 
 
@@ -96,18 +99,23 @@ class Decider:
         now_s: float,
         *,
         encoded: bool = True,
+        looking: Collection[str] = (),
     ) -> Decision:
-        """Which arm this request takes; counts as a sampling period when one is over."""
+        """Which arm this request takes; counts as a sampling period when one is over.
+
+        looking: links that are being looked at now. No request switches to one of them: it would stand in line behind
+        the look.
+        """
         proposal = propose(costs, views, device_wait_s, policy, self._troubles(now_s))
         self.last = proposal
         device_s = next((cost.device_s for cost in costs if cost.arm == DEVICE_ARM), 0.0)
         self._budget = self._budget.requested(device_s)
         covered = 0.0 < device_s <= self._budget.allowance_s(policy)
         seat = self._seats[encoded]
-        left = self._switch(seat, proposal, policy, now_s, covered)
+        left = self._switch(seat, proposal, policy, now_s, covered, looking)
         reason = seat.held.reason if left is not None else proposal.reason
         cost = next((cost for cost in costs if cost.arm == seat.held.arm), None)
-        return Decision(seat.held.arm, reason, proposal, left, device_s, cost, covered)
+        return Decision(seat.held.arm, reason, proposal, left, device_s, cost, covered, seat.waits)
 
     def hedge(self, decision: Decision, views: Mapping[str, LinkView], elapsed_s: float, policy: SplitPolicy) -> Hedge:
         """When to start the device too, for a request that has waited `elapsed_s`; may be asked again meanwhile."""
@@ -204,7 +212,15 @@ class Decider:
         """Links that failed or sent us away; each counts as unknown until it has answered again."""
         return {name: state.trouble for name, state in self._links.items() if not self.open(name, now_s)}
 
-    def _switch(self, seat: _Seat, proposal: Proposal, policy: SplitPolicy, now_s: float, covered: bool) -> Arm | None:
+    def _switch(
+        self,
+        seat: _Seat,
+        proposal: Proposal,
+        policy: SplitPolicy,
+        now_s: float,
+        covered: bool,
+        looking: Collection[str],
+    ) -> Arm | None:
         """Once per sampling period; an arm that may not be used is left at once. The arm before, when it changed."""
         if seat.starting and any(entry.arm.link and not entry.excluded for entry in proposal.ranking):
             seat.starting = False
@@ -214,13 +230,17 @@ class Decider:
         current = proposal.of(seat.held.arm)
         usable = current is not None and not current.excluded
         elapsed = now_s - seat.period_began_s >= policy.period_s and seat.finished
+        seat.waits = False
         if usable and not elapsed:
+            return None
+        before, after = seat.held.arm, hold(seat.held, proposal, policy, covered=covered)
+        seat.waits = usable and after.arm != before and after.arm.link in looking
+        if seat.waits:
             return None
         if elapsed:
             seat.period_began_s, seat.finished = now_s, False
-        before = seat.held.arm
-        seat.held = hold(seat.held, proposal, policy, covered=covered)
-        return before if seat.held.arm != before else None
+        seat.held = after
+        return before if after.arm != before else None
 
     def _link(self, name: str) -> _LinkState:
         return self._links.setdefault(name, _LinkState())

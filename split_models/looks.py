@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from protocol.errors import BadRequest, LinkTimeout, MidstreamError
@@ -49,6 +49,11 @@ class Looks:
         self._states = states
         self._learn = learn
         self._running: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def links(self) -> Collection[str]:
+        """Those that are being looked at now."""
+        return self._running.keys()
 
     def due(self, arm: Arm, costs: Sequence[ArmCost], policy: SplitPolicy) -> Sequence[Arm]:
         """At the start of a request that takes `arm`: arms to look at the other links by, when it was answered."""

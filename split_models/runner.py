@@ -81,12 +81,18 @@ class Runner:
         encoded = work.encoded is not None
         costs = self._costs(work)
         decision = self._decider.decide(
-            costs, self._ports.links(), self._ports.device_wait_s(), policy, began_s, encoded=encoded
+            costs,
+            self._ports.links(),
+            self._ports.device_wait_s(),
+            policy,
+            began_s,
+            encoded=encoded,
+            looking=self._looks.links,
         )
         if decision.left is not None:
             self._announce(decision.left, decision, request_id)
         self._load_ahead(decision.proposal)
-        looks = self._looks.due(decision.arm, costs, policy)
+        looks = () if decision.waits else self._looks.due(decision.arm, costs, policy)
         try:
             outcome = await self._race.run(Entry(decision, work, policy, began_s, began_s + deadline_s))
         except MidstreamError as err:

@@ -77,6 +77,19 @@ async def test_no_time_for_the_link_goes_straight_to_the_device(house: House) ->
     assert len(house.remote.asked) == asked
 
 
+async def test_no_request_switches_to_a_link_behind_its_own_look(house: House) -> None:
+    """The look takes its time; the switch waits for it, no other look begins, and then the next request switches."""
+    house.policy = SplitPolicy(explore_one_in=1)
+    house.remote.after_s = 0.1
+    for _ in range(8):
+        await house.ask()
+    assert set(house.arms()) == {"device"}
+    assert house.remote.asked == ["m"]
+    house.remote.after_s = 0.0
+    await asyncio.sleep(0.15)
+    assert str((await house.ask()).arm) == "cloud"
+
+
 async def test_without_exploration_a_silent_link_is_left_alone(house: House) -> None:
     house.views.clear()
     for _ in range(50):
