@@ -167,6 +167,7 @@ class FrameConnection:
         self._clock = sink.clock
         self._credit_bytes = credit_bytes
         self._granted = credit_bytes
+        self._frames = 0
         self._read_bytes = 0
         self._held_bytes = 0
         self._sender = FrameSender(stream)
@@ -236,6 +237,14 @@ class FrameConnection:
             seconds=sent.seconds, idle_before_s=sent.idle_before_s, complete=False, moved_bytes=sent.moved_bytes,
         )  # fmt: skip
 
+    def sign_of_life(self) -> tuple[int, int | None]:
+        """Frames read so far, and bytes of ours that the far end's system has taken: what does not change is dead."""
+        return self._frames, self._moved()
+
+    def abandon(self, error: LinkError) -> None:
+        """Nothing comes through any more: requests in flight end with `error`, the next one opens another stream."""
+        self._lose(error)
+
     async def close(self) -> None:
         """Requests in flight end with LinkClosed."""
         self._lose(LinkClosed("the stream of tensor frames was closed here"))
@@ -300,6 +309,7 @@ class FrameConnection:
             self._lose(LinkClosed(f"{self._sink.link} ended the stream of tensor frames"))
 
     def _read_bytes_of(self, data: bytes) -> None:
+        self._frames += 1
         try:
             framed = decode(data)
         except BrokenFrame as err:

@@ -20,6 +20,10 @@ from protocol.events import TransferSample
 from protocol.tensor_frames import TENSOR_FRAMES_PATH, Ask, heads_of
 from protocol.tensors import Tensor
 
+SILENT_S = 1.0
+"""A stream on which a request ran out of time is given up if nothing at all came back for so long: after a change of
+networks the old connection would keep silent for a minute."""
+
 OpenStream = Callable[[str], Awaitable[FrameStream]]
 """Link.open of the link to the server."""
 
@@ -57,6 +61,7 @@ class FramesEndpoint:
         self._path = path
         self._opening = asyncio.Lock()
         self._connection: FrameConnection | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self._wait_s = 0.0
         self._count = 0
         self._packed = _Packing(self)
@@ -72,20 +77,23 @@ class FramesEndpoint:
 
         packed: send and ask for zstd data, where both sides have it.
         """
-        ends_s = self._sink.clock() + deadline_s
+        began_s = self._sink.clock()
         self._count += 1
         ask = Ask(model, f"f{self._count}", 0, heads_of(inputs))
+        connection, life, opened_s = None, None, 0.0
         try:
             async with asyncio.timeout(deadline_s):
-                began_s = self._sink.clock()
                 connection = await self._connected()
-                opened_s = self._sink.clock() - began_s
-                answer = await connection.ask(ask, inputs, ends_s, on_answer, packed=packed)
+                life, opened_s = connection.sign_of_life(), self._sink.clock() - began_s
+                answer = await connection.ask(ask, inputs, began_s + deadline_s, on_answer, packed=packed)
         except TimeoutError as err:
-            raise LinkTimeout(
+            timeout = LinkTimeout(
                 f"{self._sink.link} gave no answer for {model} within {deadline_s:.2f} s",
                 next_step="check the network, or allow a longer deadline",
-            ) from err
+            )
+            if connection is not None and self._silent(connection, life, began_s + opened_s):
+                connection.abandon(timeout)
+            raise timeout from err
         self._wait_s = answer.wait_s
         return evolve(answer, wire=evolve(answer.wire, connect_s=answer.wire.connect_s + opened_s))
 
@@ -107,6 +115,12 @@ class FramesEndpoint:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+        await asyncio.gather(*self._closing)
+
+    def _silent(self, connection: FrameConnection, before: tuple[int, int | None] | None, since_s: float) -> bool:
+        """Whether nothing came from the far end, not even word of our bytes, for long enough to tell."""
+        counted = before is not None and before[1] is not None
+        return counted and connection.sign_of_life() == before and self._sink.clock() - since_s >= SILENT_S
 
     async def _connected(self) -> FrameConnection:
         async with self._opening:
@@ -115,7 +129,10 @@ class FramesEndpoint:
                 return connection
             self._connection = None
             if connection is not None:
-                await connection.close()
+                # Beside: a peer that is gone does not answer the goodbye, and nobody should wait for it.
+                task = asyncio.create_task(connection.close(), name="tensor-frames-close")
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
             fresh = FrameConnection(await self._open_stream(self._path), self._sink, self._credit_bytes)
             try:
                 await fresh.greet()

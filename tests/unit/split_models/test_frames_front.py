@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -16,13 +17,13 @@ from engines.fakes_tensor import MAGIC, FakeTensorRuntime
 from engines.local import LocalEndpoint
 from engines.pool import ModelPool
 from engines.port import TensorAnswer
-from engines.remote_frames import FramesEndpoint
+from engines.remote_frames import SILENT_S, FramesEndpoint
 from links.http import HttpLink
 from links.http_server import RunningServer, serve
 from links.memory import MemoryLink
 from links.port import FrameRoute, FrameStream
 from protocol import zstd
-from protocol.errors import BadRequest, Full, LinkClosed, LinkError, ProtocolError
+from protocol.errors import BadRequest, Full, LinkClosed, LinkError, LinkTimeout, ProtocolError
 from protocol.events import TransferSample
 from protocol.handoff_frames import Refuse
 from protocol.tensor_frames import (
@@ -322,6 +323,55 @@ async def test_a_lost_stream_is_opened_again_by_the_next_request(tmp_path: Path)
             await link.close()
             await endpoint.infer("double", [X], 5.0)
         await again.close()
+
+
+class Dead:
+    """A stream whose far end has gone without a word: what is sent is never acknowledged."""
+
+    def __init__(self, inner: FrameStream, taken: int | None) -> None:
+        self.inner = inner
+        self.taken = taken
+        self.gone = False
+        self.never = asyncio.Event()
+
+    async def send(self, frame: bytes) -> None:
+        if not self.gone:
+            await self.inner.send(frame)
+
+    async def receive(self) -> bytes | None:
+        if self.gone:
+            await self.never.wait()
+        return await self.inner.receive()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def acknowledged(self) -> int | None:
+        return self.taken
+
+
+@pytest.mark.parametrize(("taken", "streams"), [(7, 2), (None, 1)])
+async def test_a_stream_that_fell_silent_is_given_up_where_somebody_counts(
+    house: House, taken: int | None, streams: int
+) -> None:
+    opened: list[Dead] = []
+
+    async def open_stream(path: str) -> FrameStream:
+        opened.append(Dead(await house.link.open(path), taken))
+        return opened[-1]
+
+    endpoint = FramesEndpoint("cloud", open_stream)
+    await endpoint.infer("double", [X], 5.0)
+    opened[0].gone = True
+    with pytest.raises(LinkTimeout):
+        await endpoint.infer("double", [X], 0.05)  # too short to tell
+    assert len(opened) == 1
+    with pytest.raises(LinkTimeout):
+        await endpoint.infer("double", [X], SILENT_S + 0.1)
+    with contextlib.suppress(LinkTimeout):
+        await endpoint.infer("double", [X], 0.2)
+    assert len(opened) == streams
+    await endpoint.close()
 
 
 async def _over_http(house: House, port: int = 0) -> RunningServer:
