@@ -35,6 +35,7 @@ from protocol.errors import BadRequest, EngineError, LinkError, LinkTimeout, Pro
 from protocol.sse import SseParser
 from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextRequest, Token
 
+START_S = 30.0
 CALL_S = 30.0
 PREFILL_BATCH_TOKENS = 128
 """A cancelled prefill ends after the batch that runs."""
@@ -204,6 +205,7 @@ class EmbeddedLlamaServer(ServerEngine):
                 # The server starts even from a broken file with a bare message, so the file is read here first.
                 self._vocabulary = await asyncio.to_thread(read_vocabulary, self._path)
                 self._embedded = await asyncio.to_thread(_Embedded, self._path, *self._settings)
+                await self._embedded.begun()
             return self._embedded
 
 
@@ -423,6 +425,16 @@ class _Embedded:
                 f"llama.cpp cannot load {model.name}", next_step="check the file with `midstream models verify`"
             ) from err
         self.address = str(self._server.listening_address)
+
+    async def begun(self) -> None:
+        """Wait until the server's own loop takes work: a stop that overtakes its start would never return, and hold
+        the interpreter's lock meanwhile. The slots are asked for since their answer comes from that loop.
+        """
+        try:
+            async with asyncio.timeout(START_S), local_request(self.address, "/slots", None, self.key) as reply:
+                await reply.body()
+        except TimeoutError as err:
+            raise EngineError("llama-server does not begin to work", next_step="restart this process") from err
 
     def stop(self) -> None:
         """Blocking; waits for the batch that runs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -181,3 +183,24 @@ async def test_the_catalogues_template_serves_a_file_without_one(model_file: Mod
     assert 6 <= continuation.prompt_tokens <= 12
     assert len(await take(continuation)) >= 1
     await engine.close()
+
+
+CLOSED_AT_ONCE = """
+import asyncio, sys
+from engines.llama_server import EmbeddedLlamaServer
+
+async def main():
+    for _ in range(3):
+        engine = EmbeddedLlamaServer(sys.argv[1], context_tokens=256, threads=1)
+        await engine.url()
+        await engine.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_that_is_closed_as_soon_as_it_listens_ends(model_file: ModelFile) -> None:
+    """In a process of its own: the native stop holds the interpreter's lock, so that nothing here could end it."""
+    model = model_file("smollm2-135m")
+    done = subprocess.run([sys.executable, "-c", CLOSED_AT_ONCE, str(model)], timeout=55, capture_output=True)
+    assert done.returncode == 0, done.stderr[-500:]
