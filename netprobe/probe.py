@@ -38,6 +38,7 @@ class LinkProbe:
         self._rules = rules
         self._ways: dict[tuple[str, Direction], Way] = {}
         self._round_trips: dict[str, RoundTrip] = {}
+        self._stalled: dict[str, float] = {}
         self._watched: dict[str, UnderWay] = {}
         self.resets = 0
         """Change points seen so far, over all links."""
@@ -53,6 +54,8 @@ class LinkProbe:
         """
         if not (isfinite(sample.seconds) and isfinite(sample.at_s)) or sample.seconds < 0 or sample.size_bytes < 0:
             return
+        if sample.direction == "up":
+            self._note_stall(sample)
         if sample.complete and sample.size_bytes < SMALL_BYTES:
             if sample.direction == "up":
                 self._take_round_trip(sample)
@@ -97,13 +100,14 @@ class LinkProbe:
         rtt_s = self._rtt_s(link)
         running = self.under_way(link, direction)
         way = self._ways.get((link, direction))
+        shown_rtt_s = self._stretched_s(link, rtt_s)
         if way is None or not way.window.pairs:
-            return evolve(UNKNOWN_LINK, rtt_s=rtt_s, under_way=running)
+            return evolve(UNKNOWN_LINK, rtt_s=shown_rtt_s, under_way=running)
         line = held_down(way.window.line(rtt_s), running)
         return LinkView(
             floor_s=line.floor_s,
             bytes_per_s=line.bytes_per_s,
-            rtt_s=rtt_s,
+            rtt_s=shown_rtt_s,
             samples=line.samples,
             age_s=max(0.0, now_s - way.window.pairs[-1].at_s),
             under_way=running,
@@ -121,6 +125,7 @@ class LinkProbe:
         for key in [key for key in self._ways if key[0] == link]:
             del self._ways[key]
         self._round_trips.pop(link, None)
+        self._stalled.pop(link, None)
 
     def renewed(self, link: str) -> None:
         """`link` leads to the same place by new connections: what the old ones left unfinished says nothing of them."""
@@ -151,6 +156,22 @@ class LinkProbe:
     def _take_round_trip(self, sample: TransferSample) -> None:
         if sample.idle_before_s <= self._rules.idle_s or sample.link not in self._round_trips:
             self.add_round_trip(sample.link, sample.seconds, sample.at_s)
+
+    def _note_stall(self, sample: TransferSample) -> None:
+        """A small frame that was given up: the round trip is at least so long, until something has crossed again."""
+        if sample.complete:
+            self._stalled.pop(sample.link, None)
+        elif sample.size_bytes < SMALL_BYTES and (sample.link in self._stalled or len(self._stalled) < MAX_LINKS):
+            self._stalled[sample.link] = sample.seconds
+
+    def _stretched_s(self, link: str, rtt_s: float | None) -> float | None:
+        """The round trip, or what a small frame has taken without an answer, if that is longer."""
+        if rtt_s is None:
+            return None
+        watched = self._watched.get(link)
+        running = watched() if watched is not None else None
+        small = running is not None and running.direction == "up" and running.size_bytes < SMALL_BYTES
+        return max(rtt_s, self._stalled.get(link, 0.0), running.seconds if running is not None and small else 0.0)
 
     def _rtt_s(self, link: str) -> float | None:
         return self._round_trips.get(link, RoundTrip()).rtt_s

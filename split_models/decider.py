@@ -14,7 +14,7 @@ from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge
-from split_models.planner import Proposal, exploration, explore_now, link_seconds, propose, slower_way
+from split_models.planner import Proposal, exploration, explore_now, link_seconds, propose, slower_way, worth_a_look
 from split_models.switch import Held, hold
 
 PATIENCE_RATIO = 3.0
@@ -61,7 +61,7 @@ class _Seat:
 @define
 class _LinkState:
     """down: the last attempt failed. looked: was explored once. closed_until_s: the far end is left alone until then.
-    trouble: why one or the other, for people.
+    trouble: why one or the other, for people. alike: requests in a row that sent `sent_bytes` and nothing else.
     """
 
     down: bool = False
@@ -70,6 +70,8 @@ class _LinkState:
     closed_until_s: float = 0.0
     silent_requests: int = 0
     credit: float = 0.0
+    sent_bytes: int = 0
+    alike: int = 0
 
 
 class Decider:
@@ -150,7 +152,9 @@ class Decider:
         policy: SplitPolicy,
         now_s: float,
     ) -> Sequence[ArmCost]:
-        """Arms through which this request also looks at links that it leaves alone; it runs on `arm` itself.
+        """Arms through which this request also looks at links; it runs on `arm` itself.
+
+        Links that it leaves alone, and its own one when nothing tells that one's floor from its rate.
 
         One that is not loaded must be loaded and not run. busy: links that are being looked at now.
         """
@@ -161,6 +165,10 @@ class Decider:
                 state.credit = min(MOST_CREDIT, state.credit + 1.0 / policy.explore_one_in)
             if arm.link == name:
                 state.silent_requests = 0
+                other = self._other_size(arm, state, costs, policy)
+                if other is not None and name not in busy:
+                    state.alike = 0
+                    found.append(other)
                 continue
             state.silent_requests += 1
             if name in busy or state.closed_until_s > now_s:
@@ -175,6 +183,18 @@ class Decider:
                 state.looked, state.credit = True, max(0.0, state.credit - 1.0)
                 found.append(target)
         return found
+
+    def _other_size(self, arm: Arm, state: _LinkState, costs: Sequence[ArmCost], policy: SplitPolicy) -> ArmCost | None:
+        """One request in N that uses a link also sends more over it, where that may show a better arm."""
+        held = next((cost for cost in costs if cost.arm == arm), None)
+        entry = self.last.of(arm) if self.last is not None else None
+        if held is None or entry is None or policy.explore_one_in <= 0:
+            return None
+        state.alike = state.alike + 1 if held.up_bytes == state.sent_bytes else 0
+        state.sent_bytes = held.up_bytes
+        if state.alike < policy.explore_one_in:
+            return None
+        return worth_a_look(costs, held, entry, policy)
 
     def patience_s(self, decision: Decision, left_s: float) -> float:
         """Seconds for the link, so that the device can still answer in the `left_s` until the deadline.

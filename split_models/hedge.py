@@ -31,7 +31,7 @@ TAIL_EXPONENT: float = 1.5
 _TAIL_STARTS = (1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
 """Starts that are tried besides now and the moments seen, over the predicted seconds."""
 
-RESERVE_RUNS = 3.0
+RESERVE_RUNS = 1.0
 """With so many unspent device runs in hand a further device second costs half a second, with none left a whole one."""
 
 AT_ONCE_S = 1e-3

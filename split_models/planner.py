@@ -20,6 +20,9 @@ from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 DOWN = "/down"
 """`links["cloud"]` is the way up; `links["cloud" + DOWN]`, where there is one, the way down."""
 
+OTHER_SIZE = 2.0
+"""A transfer so many times as large tells the floor from the rate."""
+
 _ORDER = {"device": 0, "cut": 1, "cloud": 2}
 
 
@@ -82,6 +85,24 @@ def exploration(costs: Sequence[ArmCost], policy: SplitPolicy) -> ArmCost | None
     """
     usable = [cost for cost in costs if cost.arm.link and not _forbidden(cost, policy)]
     return min(usable, key=lambda cost: (not cost.loaded, cost.device_s, cost.up_bytes), default=None)
+
+
+def worth_a_look(costs: Sequence[ArmCost], held: ArmCost, entry: Ranked, policy: SplitPolicy) -> ArmCost | None:
+    """The arm that sends least of those that send clearly more than `held` over its link and may still be better.
+
+    Transfers of one size do not tell a link's floor from its rate. If all of their time were floor, more bytes would
+    take as long: an arm that would then be better is worth one transfer, after which its time is known.
+    """
+    hoped = (
+        cost
+        for cost in costs
+        if cost.arm.link == held.arm.link
+        and cost.up_bytes >= OTHER_SIZE * held.up_bytes
+        and cost.down_bytes <= OTHER_SIZE * held.down_bytes
+        and not _forbidden(cost, policy)
+        and cost.device_s + entry.link_s + cost.server_s < entry.predicted_s * (1.0 - policy.ratio)
+    )
+    return min(hoped, key=lambda cost: cost.up_bytes, default=None)
 
 
 def explore_now(silent_requests: int, looked: bool, link: LinkView, policy: SplitPolicy, credit: float = 0.0) -> bool:

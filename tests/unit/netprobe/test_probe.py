@@ -56,6 +56,23 @@ def test_small_frames_feed_the_round_trip_and_not_the_window() -> None:
     assert view.rtt_s == pytest.approx(0.0402)
 
 
+def test_a_small_frame_without_an_answer_stretches_the_round_trip_until_one_crosses() -> None:
+    link = Link()
+    for _ in range(5):
+        link.send(200)
+    usual_s = link.probe.view("cloud").rtt_s
+    waiting = evolve(link.send(200), complete=False, seconds=3.0)
+    running: list[TransferSample] = [waiting]
+    link.probe.watch("cloud", lambda: running[0] if running else None)
+    assert link.probe.view("cloud").rtt_s == 3.0
+    running.clear()
+    assert link.probe.view("cloud").rtt_s == pytest.approx(usual_s)
+    link.probe.add(waiting)
+    assert link.probe.view("cloud").rtt_s == 3.0
+    link.send(200)
+    assert link.probe.view("cloud").rtt_s == pytest.approx(usual_s)
+
+
 def test_directions_and_links_are_kept_apart() -> None:
     link = Link()
     link.send(100_000)

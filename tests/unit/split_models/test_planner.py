@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.planner import DOWN, exploration, explore_now, link_seconds, propose
+from split_models.planner import DOWN, Ranked, exploration, explore_now, link_seconds, propose, worth_a_look
 from split_models.switch import Held, hold
 
 CLOUD = Arm("cloud", link="cloud")
@@ -170,6 +170,36 @@ def test_a_link_in_doubt_is_looked_at_by_the_next_request() -> None:
     doubtful = evolve(link(1e6)["cloud"], in_doubt=True)
     assert explore_now(1, True, doubtful, POLICY)
     assert not explore_now(1, True, doubtful, evolve(POLICY, explore_one_in=0))
+
+
+def test_looks_that_were_saved_follow_a_link_that_was_left() -> None:
+    """At once, then at ever longer distances; without any saved, one in N as ever."""
+    known = link(1e6)["cloud"]
+    soon = [n for n in range(1, 20) if explore_now(n, True, known, POLICY, credit=1.0)]
+    assert soon == [1, 2, 4, 8, 16]
+    assert not any(explore_now(n, True, known, POLICY, credit=0.9) for n in range(1, 20))
+    assert not explore_now(1, True, known, evolve(POLICY, explore_one_in=0), credit=4.0)
+
+
+def test_a_larger_arm_is_worth_a_look_only_if_it_may_be_better() -> None:
+    """COSTS[3] sends 150 kB; the cut sends twice as much and computes less in the cloud, more here."""
+    held = ArmCost(Arm("cut", "011", "int8", "cloud"), device_s=0.2, up_bytes=10_000, down_bytes=200, server_s=0.01)
+    entry = Ranked(held.arm, 0.3, 0.3, link_s=0.09)
+    assert worth_a_look([held, COSTS[3]], held, entry, POLICY) == COSTS[3]
+    assert worth_a_look([held, COSTS[3]], held, evolve(entry, predicted_s=0.14), POLICY) is None
+    assert worth_a_look([held, evolve(COSTS[3], up_bytes=15_000)], held, entry, POLICY) is None
+    assert worth_a_look([held, COSTS[3]], held, entry, evolve(POLICY, raw_input_leaves=False)) is None
+
+
+def test_a_hedge_covers_a_link_that_became_very_slow() -> None:
+    """While the allowance suffices the device starts beside the link, and the arm is left by the periods alone."""
+    slow = [COSTS[0], evolve(COSTS[3], server_s=9.0)]
+    held, proposal = Held(CLOUD), propose(slow, link(1e8), 0.0, POLICY)
+    assert hold(held, proposal, POLICY).arm == DEVICE_ARM
+    for period in range(1, POLICY.periods):
+        held = hold(held, proposal, POLICY, covered=True)
+        assert (held.arm, held.periods) == (CLOUD, period)
+    assert hold(held, proposal, POLICY, covered=True).arm == DEVICE_ARM
 
 
 def test_exploration_takes_the_cheapest_allowed_arm() -> None:
