@@ -6,7 +6,7 @@ arms are the device and the cuts; the objective counts joules, which makes a cut
 a slowed device. The first request after each switch is compared with the next ones on the same arm at the same rate:
 each is taken less the median of those next ones. `added_ms_median` is the median of the firsts. Any request, first or
 not, is late at times: `added_ms_p99` is the P99 of the firsts (`first_ms_p99`) less that of the next ones
-(`steady_ms_p99`). `inline_load_ms_median` is what loading the head in the request would have cost.
+(`steady_ms_p99`). `inline_load_ms_median` is what loading head and tail in the request would have cost.
 
     python -m benchmarks.split_switch --json switch.json
 """
@@ -20,28 +20,32 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 from attrs import define, field, frozen
 
 from benchmarks.report import arguments, percentile, publish, spread
-from benchmarks.tensor_pair import Device, device, tails
+from benchmarks.tensor_pair import POOL_BYTES, Device, device, tails
 from engines.catalogue import shipped_catalogue
 from engines.executor import BoundedExecutor
 from engines.local import LocalEndpoint
 from engines.onnx import OnnxRuntime
 from engines.pool import ModelPool
+from engines.port import TensorModel
 from engines.store import ModelStore, default_store
 from links.http import HttpLink
 from protocol.errors import MidstreamError
 from protocol.events import ArmSwitched, TensorDone
+from protocol.models import BundleManifest, CutEntry
 from protocol.oip import InferRequest, bytes_tensor, decode_response, encode_request
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
 from split_models.bundle import BundleLimits, build_bundle
+from split_models.measure import Timed, time_calls, time_model
 
 MODEL, PICTURE = "ppocr-v4-det", "sample-page"
-SWITCHES, QUICK_SWITCHES = 50, 8
+SWITCHES, QUICK_SWITCHES = 50, 6
 FAST_BYTES_PER_S, SLOW_BYTES_PER_S = 12.5e6, 0.6e6
 DELAY_S = 0.005
 STEADY = 8
@@ -152,27 +156,35 @@ def _last_switch(near: Device) -> ArmSwitched | None:
     return next((event for event in reversed(near.events.events) if isinstance(event, ArmSwitched)), None)
 
 
-async def inline_load_ms(near: Device, picture: Sequence[Tensor]) -> list[float]:
-    """What the first request on a cold head pays over a warm one: load, first run."""
-    manifest = near.manifest(MODEL)
-    plan = near.way.runners[MODEL].plan
+async def inline_load_ms(folder: Path, manifest: BundleManifest, cuts: Sequence[CutEntry]) -> list[float]:
+    """What the first request on a cut pays if its head and its tail are loaded in it: load and first run over a run."""
+    name, shape = next(iter(manifest.input_shapes.items()))
+    inputs = [Tensor(name, "FP32", tuple(shape), bytes(4 * prod(shape)))]
     found: list[float] = []
     for turn in range(INLINE_RUNS):
-        head = plan.head(manifest.cuts[turn % len(manifest.cuts)])
-        file = near.local.file(head)
-        executor, pool = BoundedExecutor("inline", 1, 5.0), ModelPool(1 << 30)
-        local = LocalEndpoint(None, pool, executor, {"onnx": OnnxRuntime()})
-        local.register(head, file, manifest.digest, "onnx")
-        seconds: list[float] = []
+        cut = cuts[turn % len(cuts)]
+        head_s, crossing = await _cold_s(folder / cut.head_file, inputs)
+        tail_s, _ = await _cold_s(folder / cut.tail_file, crossing)
+        found.append(1e3 * (head_s + tail_s))
+    return found
+
+
+async def _cold_s(file: Path, inputs: Sequence[Tensor]) -> tuple[float, Sequence[Tensor]]:
+    """Seconds of a first request over a warm one, and the outputs."""
+    executor, pool = BoundedExecutor("inline", 1, 5.0), ModelPool(POOL_BYTES)
+    local = LocalEndpoint(None, pool, executor, {"onnx": OnnxRuntime()})
+    local.register("part", file, "part", "onnx")
+    seconds: list[float] = []
+    try:
         for _ in range(4):
             began_s = time.perf_counter()
-            await local.infer(head, picture, 30.0)
+            answer = await local.infer("part", inputs, 30.0)
             seconds.append(time.perf_counter() - began_s)
-        found.append(1e3 * (seconds[0] - statistics.median(seconds[1:])))
+    finally:
         await local.close()
         executor.close()
         pool.close()
-    return found
+    return seconds[0] - statistics.median(seconds[1:]), answer.outputs
 
 
 def doubled(near: Device, client: Client) -> int:
@@ -188,7 +200,8 @@ async def run(quick: bool, bundles: Path | None = None) -> tuple[dict[str, objec
     with tempfile.TemporaryDirectory() as folder:
         root, models = bundles or Path(folder) / "bundles", Path(folder) / "models"
         limits = BundleLimits(max_cuts=2, seconds=BUILD_S)
-        await asyncio.to_thread(build_bundle, file, entry, root, limits=limits)
+        measure = _quick_time if quick else time_model
+        await asyncio.to_thread(build_bundle, file, entry, root, limits=limits, measure=measure)
         (models / MODEL).mkdir(parents=True)
         shutil.copyfile(file, models / MODEL / entry.filename)
         store = ModelStore(models, {MODEL: entry})
@@ -198,18 +211,19 @@ async def run(quick: bool, bundles: Path | None = None) -> tuple[dict[str, objec
             client = Client(HttpLink("user", f"http://127.0.0.1:{near.server.port}"), picture)
             met = await switches(near, client, QUICK_SWITCHES if quick else SWITCHES)
             await client.link.close()
-            spec = near.manifest(MODEL).input_shapes
-            name, shape = next(iter(spec.items()))
-            zeros = Tensor(name, "FP32", tuple(shape), bytes(4 * _count(shape)))
-            inline = await inline_load_ms(near, [zeros])
+            manifest = near.manifest(MODEL)
+            used = [cut for cut in manifest.cuts if any(_means(one.target, cut) for one in met)]
+            inline = await inline_load_ms(root / MODEL, manifest, used or manifest.cuts)
             return _keys(near, client, met, inline), _notes(met, inline)
 
 
-def _count(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+def _means(arm: str, cut: CutEntry) -> bool:
+    """Whether an arm's name is of this cut."""
+    return arm.removesuffix("+zstd") == f"cut:{cut.id}:{cut.codec}"
+
+
+def _quick_time(model: TensorModel, inputs: Sequence[Tensor]) -> Timed:
+    return time_calls(lambda: model.run(inputs), runs=2)
 
 
 def _keys(near: Device, client: Client, met: Sequence[Met], inline: Sequence[float]) -> dict[str, object]:
