@@ -16,6 +16,10 @@ BYTES_PER_SECOND_OF_WORK = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8)
 """Bytes that the link moves while the device would run the whole model, from a faint link to a wire."""
 
 SERVER_SPEED_RATIOS = (2.0, 16.0)
+INPUT_SHARES = (1.0, 0.1)
+"""What of an input's bytes would travel to the server: all, or what a JPEG leaves of a picture. Fixed shares and not
+an input's own size, so that the names of cuts depend on the graph alone."""
+
 MAX_NODES = 5_000
 """Larger graphs keep to the cuts in order: each minimum cut would take seconds."""
 
@@ -23,7 +27,7 @@ MAX_NODES = 5_000
 def candidates(graph: Graph) -> Sequence[Cut]:
     """All cuts of `all_cuts`, and minimum cuts over a grid of links and servers that are none of them, as d000, d001...
 
-    In order of their last node. Takes up to a second per thousand nodes; no request ever waits for it.
+    In order of their last node. Takes seconds for a thousand nodes; no request ever waits for it.
     """
     ordered = all_cuts(graph)
     if not 2 < len(graph.nodes) <= MAX_NODES:
@@ -41,16 +45,18 @@ def candidates(graph: Graph) -> Sequence[Cut]:
 
 
 def grid(graph: Graph) -> Sequence[Costs]:
-    """Costs of the graph for every link and server of the grid, with guessed seconds of its nodes."""
+    """Costs of the graph for every link, server and form of the input, with guessed seconds of its nodes."""
     device_s = seconds_of_nodes(graph)
     whole_s = sum(device_s) or 1.0
+    inputs = {tensor.name for tensor in graph.inputs}
     sizes = {name: _sent_bytes(tensor) for name, tensor in graph.tensors.items()}
+
+    def moved_s(rate: float, share: float) -> dict[str, float]:
+        return {name: size * (share if name in inputs else 1.0) * whole_s / rate for name, size in sizes.items()}
+
     return [
-        Costs(
-            device_s=device_s,
-            server_s=[seconds / ratio for seconds in device_s],
-            tensor_s={name: size_bytes * whole_s / rate for name, size_bytes in sizes.items()},
-        )
+        Costs(device_s, [seconds / ratio for seconds in device_s], moved_s(rate, share))
+        for share in INPUT_SHARES
         for rate in BYTES_PER_SECOND_OF_WORK
         for ratio in SERVER_SPEED_RATIOS
     ]
