@@ -26,8 +26,8 @@ LEAST_PLANE_BYTES = 1_536
 MOST_PLANE_BYTES = 32 << 10
 """Larger planes fill blocks by themselves."""
 
-MAX_WINDOW_LOG = 27
-"""128 MiB of history, what level 22 asks for: a frame cannot make its reader hold more."""
+MAX_WINDOW_LOG = 23
+"""8 MiB of history, the most that RFC 9659 allows here: a short frame cannot make its reader hold more."""
 
 
 @cache

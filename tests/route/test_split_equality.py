@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.catalogue import shipped_catalogue
-from split_models.bundle import build_bundle
+from split_models.bundle import BundleLimits, build_bundle
 from split_models.bundle_files import read_bundle, verify_files
 from split_models.images import drawn_text, encode
 from split_models.verify import Checked, verify_cuts, verify_offered
@@ -104,3 +104,19 @@ def test_int8_keeps_the_label_of_unseen_lines(
     line = drawn_text(["not a calibration line"], 320, 64, 22, dark_on_light=True)
     unseen = [encode(line), encode(line[::-1, ::-1].copy())]
     assert all(one.error_ratio < 1 for one in verify_offered(folder, unseen))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppocr-v4-rec", "minilm-int8", "basic-pitch", "face-short-range"])
+def test_offered_cuts_of_models_without_a_recipe_keep_their_outputs(
+    name: str, model_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Through the files of the bundle, head and tail: within the bound that the manifest states."""
+    limits = BundleLimits(max_cuts=3, seconds=40.0, threads=2)
+    manifest = build_bundle(model_file(name), shipped_catalogue()[name], tmp_path, limits=limits)
+    checked = verify_offered(tmp_path / name)
+    assert {one.codec for one in checked} >= {"raw", "fp16"}
+    for one, cut in zip(checked, manifest.cuts, strict=True):
+        assert one.error_ratio <= max(cut.error_ratio * 1.5, 1e-4), (one.cut, one.codec)
+        assert one.error_ratio <= 0.01
+    assert all(one.max_relative_error <= MAX_RELATIVE_ERROR for one in checked if one.codec == "raw")

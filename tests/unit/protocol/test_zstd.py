@@ -50,6 +50,16 @@ def test_a_bomb_that_declares_nothing_is_stopped_at_the_bound() -> None:
         zstd.decompress(bomb, 8 << 20)
 
 
+def test_a_frame_that_asks_for_a_large_window_is_refused() -> None:
+    """Its reader would have to hold the window, however short the frame is."""
+    module = zstd._module()
+    options = {module.CompressionParameter.window_log: 24}
+    packer = module.ZstdCompressor(options=options)
+    frame = packer.compress(bytes(1 << 20)) + packer.flush()
+    with pytest.raises(ProtocolError, match="zstd"):
+        zstd.decompress(frame, 2 << 20)
+
+
 def test_two_frames_are_not_one_body() -> None:
     with pytest.raises(ProtocolError, match="after its end"):
         zstd.decompress(zstd.compress(b"a") + zstd.compress(b"b"), 100)
