@@ -9,12 +9,15 @@ from math import inf
 import pytest
 import pytest_asyncio
 from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from protocol.errors import EngineError, Full, LinkClosed, LinkTimeout
+from protocol.errors import EngineError, Full, LinkClosed, LinkTimeout, MidstreamError
 from protocol.exposition import Exposition
 from protocol.policy import SplitPolicy
-from tests.unit.split_models.parts import HEAD, TAIL
-from tests.unit.split_models.runner_house import ANSWER, FAST, PRIVATE, SENT, House
+from protocol.tensors import Tensor
+from tests.unit.split_models.parts import HEAD, TAIL, Reaction, Scripted, floats
+from tests.unit.split_models.runner_house import ANSWER, FAST, PRIVATE, SENT, House, Y
 
 LOST = evolve(FAST, residuals=(inf,))
 """A link whose last transfer never ended."""
@@ -110,6 +113,43 @@ async def test_a_cut_is_hedged_and_the_picture_is_read_once() -> None:
     assert house.recipe.decoded == read + 1
     assert house.local.reactions[HEAD] == SENT
     await house.runner.close()
+
+
+far_ends = st.sampled_from(["answers", "late", "closed", "full", "broken", "not finite", "hangs"])
+devices = st.sampled_from(["answers", "late", "full", "broken"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(far_ends, devices, st.booleans()), min_size=1, max_size=6))
+def test_whatever_fails_each_request_has_one_end(requests: list[tuple[str, str, bool]]) -> None:
+    """Link and device do what they like, in turn and side by side: one report, an answer or a named error."""
+
+    async def scene() -> None:
+        house = House(policy=SplitPolicy(explore_one_in=2, hedge_ratio=1.0, deadline_s=0.2))
+        for count, (far, near, doubted) in enumerate(requests):
+            house.views["cloud"] = LOST if doubted else FAST
+            _play(house.remote, far, ANSWER)
+            _play(house.local, near, Y)
+            try:
+                answer = await house.ask()
+            except MidstreamError as err:
+                assert house.done()[-1].status == err.code
+            else:
+                assert bytes(answer.outputs[0].data) == bytes(ANSWER.data)
+                assert house.done()[-1].status == "ok"
+            assert len(house.done()) == count + 1
+        await house.runner.close()
+
+    asyncio.run(scene())
+
+
+def _play(end: Scripted, outcome: str, good: Tensor) -> None:
+    failures: dict[str, Reaction] = {
+        "closed": LinkClosed("gone"), "full": Full("busy", retry_after_s=1.0), "broken": EngineError("broken"),
+        "not finite": floats(good.name, float("nan"), 2), "hangs": 0.25,
+    }  # fmt: skip
+    end.reactions["m"] = failures.get(outcome, good)
+    end.after_s = 0.02 if outcome == "late" else 0.0
 
 
 async def test_hedges_are_counted(house: House) -> None:
