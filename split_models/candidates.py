@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 from attrs import evolve
 
@@ -34,8 +35,8 @@ def candidates(graph: Graph) -> Sequence[Cut]:
         return ordered
     known = {frozenset(tensor.name for tensor in cut.crossing) for cut in ordered}
     found: dict[frozenset[str], Cut] = {}
-    for costs in grid(graph):
-        cut = cut_of(graph, min_cut(graph, costs).head, "")
+    for head in _sharings(graph):
+        cut = cut_of(graph, head, "")
         names = frozenset(tensor.name for tensor in cut.crossing) if cut is not None else frozenset()
         if cut is not None and names not in known and len(names) <= MAX_CROSSING and _splits(graph, names):
             found[names] = cut
@@ -45,21 +46,50 @@ def candidates(graph: Graph) -> Sequence[Cut]:
 
 
 def grid(graph: Graph) -> Sequence[Costs]:
-    """Costs of the graph for every link, server and form of the input, with guessed seconds of its nodes."""
-    device_s = seconds_of_nodes(graph)
-    whole_s = sum(device_s) or 1.0
-    inputs = {tensor.name for tensor in graph.inputs}
-    sizes = {name: _sent_bytes(tensor) for name, tensor in graph.tensors.items()}
-
-    def moved_s(rate: float, share: float) -> dict[str, float]:
-        return {name: size * (share if name in inputs else 1.0) * whole_s / rate for name, size in sizes.items()}
-
+    """Costs of the graph for every form of the input, server and link, with guessed seconds of its nodes."""
+    priced = _Priced(graph)
     return [
-        Costs(device_s, [seconds / ratio for seconds in device_s], moved_s(rate, share))
+        priced.costs(share, ratio, rate)
         for share in INPUT_SHARES
-        for rate in BYTES_PER_SECOND_OF_WORK
         for ratio in SERVER_SPEED_RATIOS
+        for rate in BYTES_PER_SECOND_OF_WORK
     ]
+
+
+def _sharings(graph: Graph) -> Iterator[frozenset[int]]:
+    """Minimum cuts over the grid, without those that another one settles.
+
+    What stays on the device whole does so on every slower link, and what goes to the server whole does so all the more
+    with a smaller input.
+    """
+    priced = _Priced(graph)
+    gone: set[tuple[float, float]] = set()
+    for share, ratio in product(INPUT_SHARES, SERVER_SPEED_RATIOS):
+        for rate in sorted(BYTES_PER_SECOND_OF_WORK, reverse=True):
+            if (ratio, rate) in gone:
+                continue
+            head = min_cut(graph, priced.costs(share, ratio, rate)).head
+            if not head:
+                gone.add((ratio, rate))
+            if len(head) == len(graph.nodes):
+                break
+            yield head
+
+
+class _Priced:
+    """A graph with guessed seconds of its nodes and bytes of its tensors."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._inputs = {tensor.name for tensor in graph.inputs}
+        self._device_s = seconds_of_nodes(graph)
+        self._whole_s = sum(self._device_s) or 1.0
+        self._sizes = {name: _sent_bytes(tensor) for name, tensor in graph.tensors.items()}
+
+    def costs(self, share: float, ratio: float, rate: float) -> Costs:
+        """For one form of the input, one server and one link."""
+        scale = self._whole_s / rate
+        moved_s = {name: size * (share if name in self._inputs else 1.0) * scale for name, size in self._sizes.items()}
+        return Costs(self._device_s, [seconds / ratio for seconds in self._device_s], moved_s)
 
 
 def _sent_bytes(tensor: GraphTensor) -> int:

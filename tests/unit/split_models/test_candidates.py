@@ -12,7 +12,7 @@ from engines.arrays import to_array
 from split_models.candidates import candidates, grid
 from split_models.cuts import MAX_CROSSING, all_cuts
 from split_models.graph import Graph
-from split_models.min_cut import min_cut, seconds_of
+from split_models.min_cut import cut_of, min_cut, seconds_of
 from split_models.partition_onnx import Partitioner
 from split_models.prepare_onnx import prepare, whole_file
 from split_models.recipes import recipe
@@ -65,3 +65,15 @@ def test_a_cut_that_only_the_minimum_cut_finds_gives_the_whole_models_answer(
     feed = {"x": np.array(to_array(tensor))}
     whole = run(whole_file(prepared), feed)
     assert all(difference(Partitioner(prepared), cut, feed, whole) <= 1e-5 for cut in extra)
+
+
+@given(graphs(most_nodes=8))
+@settings(max_examples=40, deadline=None)
+def test_nothing_is_lost_where_the_walk_over_the_grid_stops_early(graph: Graph) -> None:
+    """Every sharing that a full walk finds is an endpoint, or its cut is among the candidates."""
+    known = {frozenset(tensor.name for tensor in cut.crossing) for cut in candidates(graph)}
+    for costs in grid(graph):
+        cut = cut_of(graph, min_cut(graph, costs).head, "")
+        names = frozenset(tensor.name for tensor in cut.crossing) if cut is not None else frozenset()
+        inner = names - {"x", *(tensor.name for tensor in graph.outputs)}
+        assert names in known or len(names) > MAX_CROSSING or not inner
