@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="pairs of stretches (default 5, 1 with --quick)")
     parser.add_argument("--side", type=int, default=160, help="pixels of the model's square input")
     options = parser.parse_args()
-    scale = 0.4 if options.quick else 1.0
+    scale = 0.3 if options.quick else 1.0
     keys, notes = compare(options.repeats or (1 if options.quick else 5), scale, options.side)
     publish("split_burst", keys, options.json, notes)
 
