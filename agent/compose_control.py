@@ -7,7 +7,8 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from attrs import define, evolve, field
@@ -22,12 +23,14 @@ from agent.doctor import Checker, Finding
 from agent.enrolment import Joined, enrolled_by, join, join_or_renew, other_fleet, used
 from agent.epoch import next_epoch
 from agent.health import Health
+from agent.host import Host
 from agent.identity import Enrolment, IdentityStore
 from agent.last_good import LastGood
 from agent.policy import PolicyHolder
 from agent.registration import Registrar
 from agent.supervisor import LifeKeeper
 from links.http import HttpLink, Sink
+from links.mqtt_settings import MqttPace
 from links.port import Delivery, Found, Reply
 from links.tls import client_context, fingerprint
 from netprobe.probe import UnderWay
@@ -98,6 +101,7 @@ class ControlSide:
     clock: Clock
     wall: WallClock
     on_signal: Callable[[Delivery], None]
+    host: Host | None = None
     connector: Connector | None = field(default=None, init=False)
     enrolment: Enrolment | None = field(default=None, init=False)
     context: ssl.SSLContext | None = field(default=None, init=False)
@@ -133,6 +137,11 @@ class ControlSide:
         """Signs of life of the control channel in use; from any thread."""
         channel = self.channel
         return () if channel is None else channel.pulses()
+
+    def sleep(self) -> None:
+        """Let the end of the present session tell the fleet that this device sleeps."""
+        if self.connector is not None:
+            self.connector.goodbye = "sleeping"
 
     async def _join(self, token: JoinToken) -> None:
         if self.enrolment is not None:
@@ -188,11 +197,15 @@ class ControlSide:
             fixed_broker=config.broker,
             ask=self._ask,
             keep=self._keep,
+            may_search=lambda: self.host is None or self.host.pace.may_dial,
         )
 
     def _sources(self, enrolment: Enrolment) -> Sequence[Source]:
         if not self.config.mdns:
             return ()
+        if self.host is not None:
+            host = self.host
+            return (lambda: ours(host.browse(SERVICE_TYPE, BROWSE_S), enrolment),)
         return (lambda: browse(self.config.mdns_interfaces, enrolment),)
 
     async def _check(self, candidate: Candidate) -> None:
@@ -277,6 +290,7 @@ class ControlSide:
             # What waits for one fleet must not be told to another.
             outbox_path=self.config.state_dir / f"outbox-{enrolment.fleet}.sqlite",
             version=self._broker_version(enrolment),
+            pace=None if self.host is None else partial(_mqtt_pace, self.host),
         )
         self.channel = MqttChannel(settings, self.clock, random.Random(), self.emit)
         return Control(
@@ -295,6 +309,11 @@ class ControlSide:
                 on_coordinator_gone=self._on_coordinator_gone,
             ),
         )
+
+
+def _mqtt_pace(host: Host) -> MqttPace:
+    """The host's pace in the channel's terms."""
+    return MqttPace(host.pace.keepalive_s, host.pace.rules, host.pace.may_dial)
 
 
 def told_by(reply: Reply) -> CoordinatorInfo | None:
@@ -321,11 +340,15 @@ async def browse(interfaces: Sequence[str], enrolment: Enrolment) -> Sequence[Ca
 
     browser = ZeroconfBrowser(interfaces)
     try:
-        found = await browser.browse(SERVICE_TYPE, BROWSE_S)
+        return await ours(browser.browse(SERVICE_TYPE, BROWSE_S), enrolment)
     finally:
         await browser.close()
-    ours = [f for f in found if _may_be_ours(f, enrolment.fleet, fingerprint(enrolment.ca_pem))]
-    return [Candidate(address, f.port, "mdns", _broker_port(f.txt.get("bp"))) for f in ours for address in f.addresses]
+
+
+async def ours(search: Awaitable[Sequence[Found]], enrolment: Enrolment) -> Sequence[Candidate]:
+    """All addresses of what a search found of our fleet."""
+    kept = [f for f in await search if _may_be_ours(f, enrolment.fleet, fingerprint(enrolment.ca_pem))]
+    return [Candidate(address, f.port, "mdns", _broker_port(f.txt.get("bp"))) for f in kept for address in f.addresses]
 
 
 def _may_be_ours(found: Found, fleet: str, ca_fingerprint: str) -> bool:

@@ -12,6 +12,7 @@ from attrs import evolve
 from agent.cloud_link import CloudLink
 from agent.config import AgentConfig
 from agent.health import Health
+from agent.host import Host
 from engines.catalogue import load_catalogue
 from engines.executor import BoundedExecutor
 from engines.laned import NICENESS, LanedEndpoint
@@ -68,6 +69,7 @@ class TensorSide:
 
     look: called before anything is asked or told of the links, so that another network is noticed first.
     second: another way to the same coordinator; where both are there, the planner takes the better for each request.
+    host: the program that this agent is a guest of.
     """
 
     def __init__(
@@ -83,12 +85,11 @@ class TensorSide:
         look: Callable[[], None] = lambda: None,
         second: CloudLink | None = None,
         strategy: Callable[[], Strategy] = lambda: UNCLASSED,
+        host: Host | None = None,
     ) -> None:
         self._look_at_network = look
-        self._config = config
-        self._health = health
-        self._probe = probe
-        self._emit = emit
+        self._config, self._health = config, health
+        self._probe, self._emit = probe, emit
         self._store = ChosenStore(config)
         ways = (cloud,) if second is None else (cloud, second)
         # For requests that can wait: their pictures, and their answers, which the reader of their stream works on too.
@@ -103,7 +104,7 @@ class TensorSide:
         at_once, wait_s = max(1, cores // self.threads), policy().engines.wait_target_s
         self._executor = BoundedExecutor("tensor", at_once, wait_s, clock, emit, threads_per_run=self.threads)
         self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
-        self._runtimes = _runtimes(config.slowdown)
+        self._runtimes = _runtimes(config.slowdown, host.runtimes if host is not None else {})
         budget_bytes = model_budget_bytes(LEAST_BUDGET_BYTES)
         pool = ModelPool(min(budget_bytes, begin.max_models_bytes or budget_bytes))
         engines = self._store, pool, self._executor, self._runtimes
@@ -120,6 +121,7 @@ class TensorSide:
                 remotes=self._remotes,
                 slowdowns=slowdowns or Slowdowns(),
                 strategy=strategy,
+                may_fetch=(lambda: host.pace.may_fetch) if host is not None else (lambda: True),
                 emit=emit,
                 clock=clock,
             ),
@@ -279,11 +281,11 @@ def _whole_s(manifest: BundleManifest, measured: Sequence[Measured]) -> float:
     return next((m.median_s for m in measured if m.what == "whole" and m.digest in digests), 0.0)
 
 
-def _runtimes(slowdown: float) -> dict[str, TensorRuntime]:
-    """The installed runtimes by format; their libraries are imported at the first load."""
+def _runtimes(slowdown: float, brought: Mapping[str, TensorRuntime]) -> dict[str, TensorRuntime]:
+    """The host's runtimes by format, then those installed here; libraries are imported at the first load."""
     found: dict[str, TensorRuntime] = {}
-    for name in sorted(FORMATS & set(installed_engines())):
-        runtime: TensorRuntime = engine_class(name)()
+    for name in sorted(FORMATS & {*installed_engines(), *brought}):
+        runtime: TensorRuntime = brought[name] if name in brought else engine_class(name)()
         found[name] = SlowedRuntime(runtime, slowdown) if slowdown > 1.0 else runtime
     return found
 

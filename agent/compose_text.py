@@ -7,12 +7,14 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
 from agent.cloud_link import AvailableLink
 from agent.config import AgentConfig
 from agent.health import Health
+from agent.host import Host
 from engines.measure_text import text_probes
 from engines.peer import PeerEngine
 from engines.port import TextEngine
@@ -75,8 +77,11 @@ class TextSide:
         emit: Emit = ignore,
         measured: Callable[[], Sequence[Measured]] = tuple,
         slowdowns: Slowdowns | None = None,
+        host: Host | None = None,
     ) -> None:
         self._config = config
+        self._host = host
+        self._brought: TextEngine | None = None
         self._slowdowns = slowdowns or Slowdowns()
         self._running_threads = 0
         self._rates = Rates()
@@ -148,6 +153,7 @@ class TextSide:
         if self._config.text_model is None:
             return
         try:
+            self._brought = self._host.text_engine(self._config.text_model) if self._host is not None else None
             threads = self._threads(self._config.text_model)
             engine = self._make(self._config.text_model, threads)
             try:
@@ -240,10 +246,12 @@ class TextSide:
 
     @property
     def _by_url(self) -> bool:
-        """Whether the engine is a server that somebody else runs."""
+        """Whether the engine is a server that somebody else runs, or the host's own."""
         config = self._config
-        return config.text_engine == "openai_compat" or (
-            config.text_engine == "llama_server" and config.text_url is not None
+        return (
+            self._brought is not None
+            or config.text_engine == "openai_compat"
+            or (config.text_engine == "llama_server" and config.text_url is not None)
         )
 
     @property
@@ -254,9 +262,12 @@ class TextSide:
     def _make(self, model: str, threads: int) -> TextEngine:
         config = self._config
         engine: TextEngine
-        if self._by_url:
+        if self._brought is not None:
+            engine = self._brought
+        elif self._by_url:
             engine = self._make_by_url(model)
         else:
+            more = self._as_guest() if self._host is not None else {}
             engine = engine_class(config.text_engine)(
                 self._store.path(model),
                 model=model,
@@ -264,12 +275,23 @@ class TextSide:
                 threads=threads,
                 slots=self._slots,
                 chat_template=self._store.entry(model).chat_template,
+                **more,
             )
         if config.slowdown > 1.0:
             from engines.slowed_text import SlowedTextEngine
 
             engine = SlowedTextEngine(engine, config.slowdown)
         return engine
+
+    def _as_guest(self) -> Mapping[str, Any]:
+        """What an engine needs to be told to start no child process. Raises ConfigError for one that must."""
+        if self._config.text_engine != "llama_cpp":
+            raise ConfigError(
+                "llama_server runs in a child process, which an agent within another program does not start",
+                next_step="let the host bring an engine, or set text_engine = llama_cpp or openai_compat",
+                field="text_engine",
+            )
+        return {"in_process": True}
 
     def _make_by_url(self, model: str) -> TextEngine:
         config = self._config

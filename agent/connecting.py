@@ -93,6 +93,8 @@ class ConnectorPorts:
     static: Candidate | None = None
     fixed_broker: tuple[str, int] | None = None
     pauses: Pauses = Pauses()
+    may_search: Callable[[], bool] = lambda: True
+    """False while the device has no network at all, as its host says; `kick` when it may be true again."""
 
 
 class Connector:
@@ -112,6 +114,8 @@ class Connector:
         self._was_up = False
         self._renew = False
         self.found: Candidate | None = None
+        self.goodbye = "offline"
+        """What the fleet is told when the track ends."""
 
     @property
     def session(self) -> Session | None:
@@ -131,10 +135,18 @@ class Connector:
                 await self._use_broker(*first)
             while True:
                 self._urgent = False
+                while not self._ports.may_search():
+                    await self._woken_within(self._ports.pauses.longest_s)
+                    self._wake.clear()
                 await self._search()
                 await self._until_trouble()
         finally:
-            await self._end_session("offline")
+            await self._end_session(self.goodbye)
+
+    def renew(self) -> None:
+        """End the control session in order and begin another: what it was made with has changed."""
+        self._renew = True
+        self.kick("the control session is made anew")
 
     def kick(self, reason: str) -> None:
         """Search again now."""
@@ -255,7 +267,9 @@ class Connector:
     async def _use_broker(self, host: str, port: int) -> None:
         if self._session is not None and self._broker == (host, port) and not self._deaf and not self._renew:
             return
-        await self._end_session("offline")
+        # The same broker hears from us again at once: nobody need take us for gone.
+        staying = self._renew and self._broker == (host, port)
+        await self._end_session("online" if staying else "offline")
         self._deaf = self._renew = False
         self._broker = (host, port)
         self._was_up = False

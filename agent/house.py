@@ -22,11 +22,15 @@ from agent.config import AgentConfig, PolicyBounds
 from agent.console import Voice
 from agent.device_class import DeviceClassing
 from agent.emitting import Fanout
+from agent.gate import Gate
 from agent.health import Health
+from agent.host import Host
+from agent.host_bridge import HostBridge
 from agent.http import house_routes, serve_house
 from agent.identity import IdentityStore
 from agent.lifecycle import Track
 from agent.link_memory import LinkMemory
+from agent.pacing import Pace
 from agent.policy import PolicyHolder, PolicyPorts
 from agent.profiler import Profiler
 from agent.queue_watch import QueueWatch
@@ -38,7 +42,7 @@ from agent.supervisor import LifeKeeper, Parts, Supervisor
 from agent.telemetry import PERIOD_S, Counters, report
 from agent.version import own_version
 from engines.catalogue import load_catalogue
-from engines.registry import ImportGuard, use_guard
+from engines.registry import ImportGuard, Unguarded, use_guard
 from engines.store import ModelStore
 from links.http_server import RunningServer
 from netprobe.probe import LinkProbe, UnderWay
@@ -58,12 +62,18 @@ log = logging.getLogger("midstream.agent")
 # Models come by a pull or with a new bundle: rare, and nobody waits for the new measurements.
 MODELS_LOOK_S = 60.0
 OFFERS_LOOK_S = 5.0
+# Of a pause; an answer that is still being written then goes on, and its client may be frozen with us.
+DRAIN_S = 5.0
 
 
 class House:
-    """A composed agent. `supervisor` starts and stops it. Raises ConfigError for state that cannot be used."""
+    """A composed agent. `supervisor` starts and stops it. Raises ConfigError for state that cannot be used.
 
-    def __init__(self, config: AgentConfig, console: Voice) -> None:
+    bridge: to the program that this agent is a guest of; then it starts no child process, and its host stands in for
+    what a guest cannot know or do.
+    """
+
+    def __init__(self, config: AgentConfig, console: Voice, bridge: HostBridge | None = None) -> None:
         self.config = config
         self.console = console
         self.clock = time.monotonic
@@ -79,9 +89,13 @@ class House:
         self.counters = Counters()
         self.queues = QueueWatch(self.health, self.metrics, CpuIdle().ratio, self.clock)
         self.emit = Fanout([self.metrics, self.counters, self.queues.depths, console.emit])
-        use_guard(ImportGuard(config.state_dir / "engines.json"))
+        self.host = Host(bridge, self.health, self._on_pace) if bridge is not None else None
+        self.gate = Gate(self.host.hold_awake) if self.host is not None else Gate()
+        self._pauses: set[str] = set()
+        self._pausing = asyncio.Lock()
+        use_guard(ImportGuard(config.state_dir / "engines.json") if self.host is None else Unguarded())
         store = ModelStore(config.models_dir, load_catalogue(config.models_dir / "catalogue.toml"))
-        identity = IdentityStore(config.identity_dir)
+        identity = IdentityStore(config.identity_dir, self.host.key(config.state_dir) if self.host else None)
         self.device_id = identity.device_id(config.device_id, socket.gethostname())
         keys: dict[str, bytes] = {}
         labels = self._labels = dict(config.labels)
@@ -98,17 +112,18 @@ class House:
         self.holder = PolicyHolder(config.state_dir / "policy.json", self._policy_ports(keys, labels))
         self.tensors = TensorSide(
             config, self.cloud, self.probe, self.holder.current, self.emit, self.health, slowdowns=self.slowdowns,
-            look=self.links.look, second=self.webrtc.link, strategy=self.classing.strategy,
+            look=self.links.look, second=self.webrtc.link, strategy=self.classing.strategy, host=self.host,
         )  # fmt: skip
         self.texts = TextSide(
-            config, store, self.far, self.health, self.holder.current, self.emit, self._kept, self.slowdowns
+            config, store, self.far, self.health, self.holder.current, self.emit, self._kept, self.slowdowns, self.host
         )
         self._queueing += [self.tensors, self.texts]
-        self.profiler = Profiler(config, self.device_id, labels, self.life, self.health)
+        self.profiler = Profiler(config, self.device_id, labels, self.life, self.health, self.host)
         self.control = self._control(identity, keys, labels)
         self.control.open_identity()
         self.webrtc.attach(self.control, self.device_id)
-        self.ways = (self.tensors.mount, text_mount(self.texts, self.holder.current, self.emit, self.clock))
+        ways = (self.tensors.mount, text_mount(self.texts, self.holder.current, self.emit, self.clock))
+        self.ways = tuple(self.gate.before(way) for way in ways)
         self.life.listen(self._on_life)
         self.supervisor = Supervisor(self._parts())
 
@@ -151,6 +166,7 @@ class House:
         connector, now_s = self.control.connector, self.clock()
         found = connector.found if connector else None
         broker = connector.broker if connector else None
+        guest = {} if self.host is None else {"host": self.host.status(), "paused": sorted(self._pauses)}
         at_cloud = sorted(self.texts.cloud_models) if self.far.available else []
         facts = Facts(
             device_id=self.device_id,
@@ -170,7 +186,7 @@ class House:
             cloud_available=self.far.available,
             warnings=self.health.warnings,
             now_s=now_s,
-            extra={**self.tensors.status(), "links": self._links_now(), "device_class": self.classing.status()},
+            extra={**self.tensors.status(), "links": self._links_now(), "device_class": self.classing.status()} | guest,
         )
         return document(facts)
 
@@ -210,7 +226,46 @@ class House:
             clock=self.clock,
             wall=wall_now,
             on_signal=self.webrtc.on_signal,
+            host=self.host,
         )
+
+    @property
+    def paused(self) -> bool:
+        """Whether requests are refused because the host paused the agent."""
+        return not self.gate.open
+
+    async def pause(self, *, drain: bool = True, why: str = "host") -> None:
+        """Sleep: say so to the fleet, end the session and every track; idempotent.
+
+        drain: also refuse requests, after those under way had DRAIN_S to end; without it, they are answered as before.
+        why: each reason must be resumed.
+        """
+        async with self._pausing:
+            self._pauses.add(why)
+            if drain:
+                self.gate.open = False
+                self.life.step("serving", "pause")
+                await self.gate.drained(DRAIN_S)
+            if self.host is not None:
+                self.host.hold_awake(True)
+            try:
+                self.control.sleep()
+                await self.supervisor.pause()
+                if drain:
+                    await self.cloud.close()
+            finally:
+                if self.host is not None:
+                    self.host.hold_awake(False)
+
+    async def resume(self, *, why: str = "host") -> None:
+        """Wake from a pause of the same reason; the tracks begin anew when no reason is left. Idempotent."""
+        async with self._pausing:
+            self._pauses.discard(why)
+            if why == "host":
+                self.gate.open = True
+                self.life.step("serving", "resume")
+            if not self._pauses:
+                await self.supervisor.resume()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -234,6 +289,7 @@ class House:
             ),
             drain=self._drain,
             close=self._close,
+            lasting=(self.host.run,) if self.host is not None else (),
         )
 
     async def _open_server(self) -> RunningServer:
@@ -318,6 +374,8 @@ class House:
         await self.cloud.close()
         await self.webrtc.close()
         await self.links.keep()
+        if self.host is not None:
+            await self.host.close()
 
     def _on_second_way(self) -> None:
         self.console.say("webrtc", "connected by WebRTC", path=self.webrtc.status()["path"])
@@ -325,6 +383,21 @@ class House:
 
     def _lead(self, link: str, host: str, port: int, under_way: UnderWay) -> None:
         self.links.lead(link, host, port, self.tensors.under_way(link, under_way))
+
+    def _on_pace(self, before: Pace, now: Pace) -> None:
+        """The host allows other things than before: sleep, wake, dial, or make the session anew."""
+        if now.asleep != before.asleep:
+            self._later(self.pause(drain=False, why="idle") if now.asleep else self.resume(why="idle"))
+            return
+        connector = self.control.connector
+        if connector is None or not now.may_dial:
+            return
+        if not before.may_dial:
+            connector.kick("the network is back")
+            if connector.session is not None:
+                connector.session.dial_now()
+        elif now.keepalive_s != before.keepalive_s:
+            connector.renew()
 
     def _on_trouble(self, error: LinkError) -> None:
         self.webrtc.poke()

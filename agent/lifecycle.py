@@ -19,6 +19,10 @@ SERVING: Table = {
     ("starting", "listening"): "ready",
     ("starting", "failed"): "stopped",
     ("ready", "drain"): "draining",
+    # Only a host that the agent is a guest of pauses it.
+    ("ready", "pause"): "paused",
+    ("paused", "resume"): "ready",
+    ("paused", "drain"): "draining",
     ("starting", "drain"): "draining",
     ("draining", "drained"): "stopped",
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from agent.benchmark import Benchmark
 from agent.config import AgentConfig
 from agent.health import Health
+from agent.host import Host
 from agent.supervisor import LifeKeeper
 from engines.registry import installed_engines
 from profiles.facts import Facts, collect, device_profile
@@ -22,8 +23,15 @@ class Profiler:
     """Holds the device profile; `current` may be asked at any time."""
 
     def __init__(
-        self, config: AgentConfig, device_id: str, labels: Mapping[str, str], life: LifeKeeper, health: Health
+        self,
+        config: AgentConfig,
+        device_id: str,
+        labels: Mapping[str, str],
+        life: LifeKeeper,
+        health: Health,
+        host: Host | None = None,
     ) -> None:
+        self._host = host
         self._config = config
         self._device_id = device_id
         self._labels = labels
@@ -35,11 +43,12 @@ class Profiler:
 
     def current(self) -> DeviceProfile:
         """What is known now; None for what is not."""
+        brought = {} if self._host is None else {name: r.version for name, r in self._host.runtimes.items()}
         return device_profile(
-            self._facts,
+            self._facts if self._host is None else self._host.facts(self._facts),
             self._device_id,
             labels=self._labels,
-            engines=installed_engines(),
+            engines={**installed_engines(), **brought},
             measured=self._measured,
             key=self._key,
             slowdown_declared=self._config.slowdown,

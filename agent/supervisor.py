@@ -50,7 +50,7 @@ class Parts:
 
     open_server: listens; raises ConfigError. ways: started after the server listens, for models load after READY.
     tracks: coroutines that run until they are cancelled (connecting, measuring, telemetry). drain: says goodbye to
-    the fleet before the ways stop. close: frees what the composition made.
+    the fleet before the ways stop. close: frees what the composition made. lasting: tracks that a pause does not end.
     """
 
     life: LifeKeeper
@@ -60,6 +60,7 @@ class Parts:
     tracks: Sequence[Callable[[], Coroutine[Any, Any, None]]]
     drain: Callable[[], Awaitable[None]]
     close: Callable[[], Awaitable[None]]
+    lasting: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
 
 
 class Supervisor:
@@ -70,6 +71,8 @@ class Supervisor:
         self._server: RunningServer | None = None
         self._started: list[Mount] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._lasting: list[asyncio.Task[None]] = []
+        self._paused = False
 
     @property
     def port(self) -> int:
@@ -87,18 +90,31 @@ class Supervisor:
             await self._parts.close()
             raise
         life.step("serving", "listening")
-        self._tasks.append(self._spawn(self._start_ways(), "ways"))
-        for track in self._parts.tracks:
-            self._tasks.append(self._spawn(track(), getattr(track, "__name__", "track")))
+        self._lasting = [self._spawn(self._start_ways(), "ways")]
+        self._lasting += [self._spawn(work(), "host") for work in self._parts.lasting]
+        self._begin_tracks()
+
+    async def pause(self) -> None:
+        """End the tracks and keep the server and the models; `resume` begins the tracks anew. Idempotent."""
+        self._paused = True
+        await self._end_tracks()
+        self._parts.life.step("connected", "stop")
+
+    async def resume(self) -> None:
+        """Begin the tracks anew after a pause; nothing happens without one."""
+        if self._paused and self._server is not None:
+            self._paused = False
+            self._begin_tracks()
 
     async def stop(self) -> None:
         """Drain: refuse newcomers, let work end, say goodbye, free everything. Safe after a failed start."""
         life = self._parts.life
         life.step("serving", "drain")
         await self._guarded(self._parts.drain(), "drain")
-        for task in self._tasks:
+        await self._end_tracks()
+        for task in self._lasting:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._lasting, return_exceptions=True)
         for way in reversed(self._started):
             await self._guarded(self._stop_way(way), "stop")
         if self._server is not None:
@@ -106,6 +122,16 @@ class Supervisor:
             self._server = None
         await self._guarded(self._parts.close(), "close")
         life.step("serving", "drained")
+
+    def _begin_tracks(self) -> None:
+        for track in self._parts.tracks:
+            self._tasks.append(self._spawn(track(), getattr(track, "__name__", "track")))
+
+    async def _end_tracks(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start_ways(self) -> None:
         for way in self._parts.ways:

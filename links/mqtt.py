@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from attrs import evolve
+
 from links.mqtt_connection import Connection
-from links.mqtt_settings import MqttSettings
+from links.mqtt_settings import MqttPace, MqttSettings
 from links.outbox import Outbox, Queued
 from links.port import ControlState, Delivery, Handler, Unsubscribe
 from links.session import Connected, Failed, Lost, Session, SessionEvent, step
@@ -28,6 +30,8 @@ from protocol.pulse import Pulse
 log = logging.getLogger("midstream.links.mqtt")
 
 _IN_FLIGHT = 16
+_NO_NETWORK_S = 60.0
+"""A pace that forbids dialling is asked again after this long, or when told to dial."""
 _ACK_S = 2.0
 """A message that the broker has not acknowledged by then is written to disk."""
 _TICK_PATIENCE_S = 30.0
@@ -203,6 +207,8 @@ class MqttChannel:
         wait_s = 0.0
         while True:
             await self._pause(wait_s)
+            while not self._settings.paced().may_dial:
+                await self._pause(_NO_NETWORK_S)
             try:
                 event = await self._attempt()
             except Exception:
@@ -212,7 +218,7 @@ class MqttChannel:
                 if self._connection is not None:
                     self._connection.drop()
                     self._connection = None
-            session, wait_s = step(self._session, event, self._settings.rules)
+            session, wait_s = step(self._session, event, self._settings.paced().rules)
             self._move(session, f"{type(event).__name__.lower()}: {getattr(event, 'cause', '')}")
 
     async def _pause(self, seconds: float) -> None:
@@ -223,7 +229,8 @@ class MqttChannel:
 
     async def _attempt(self) -> SessionEvent:
         """One connection from dialling to its end."""
-        connection = Connection(self._settings, self._session, self._on_message, self._on_acknowledged)
+        settings = evolve(self._settings, keepalive_s=self._settings.paced().keepalive_s)
+        connection = Connection(settings, self._session, self._on_message, self._on_acknowledged)
         self._connection = connection
         cause = await connection.dial()
         if cause is not None:
@@ -235,7 +242,7 @@ class MqttChannel:
             self._unwanted.clear()
         if connection.over.done():
             return Lost(connection.over.result(), self._clock(), self._rng.random())
-        session, _ = step(self._session, Connected(self._clock()), self._settings.rules)
+        session, _ = step(self._session, Connected(self._clock()), self._settings.paced().rules)
         self._move(session, f"connected with MQTT {'5' if session.version == 5 else '3.1.1'}")
         self._pump()
         return Lost(await asyncio.shield(connection.over), self._clock(), self._rng.random())
@@ -287,4 +294,4 @@ class MqttChannel:
             log.exception("a watcher of the control channel failed")
 
 
-__all__ = ["MqttChannel", "MqttSettings"]
+__all__ = ["MqttChannel", "MqttPace", "MqttSettings"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl as ssl_module
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,15 @@ from links.port import Delivery
 from links.session import DEFAULT_RULES, SessionRules
 
 MAX_CONTROL_BYTES = 8 << 10
+
+
+@frozen
+class MqttPace:
+    """How often the channel may use the network from now on; a keepalive holds for the connections that follow."""
+
+    keepalive_s: int
+    rules: SessionRules
+    may_dial: bool = True
 
 
 @frozen
@@ -26,6 +36,7 @@ class MqttSettings:
     welcome_s: a broker that says nothing for so long to the very first MQTT 5 attempt is tried with 3.1.1.
     outbox_path: database of unsent messages; None keeps them in memory.
     durable_over_s: messages that expire sooner than this are not worth a write to disk.
+    pace: asked before each attempt where a host saves power; its keepalive and rules replace those here.
     """
 
     host: str
@@ -47,3 +58,8 @@ class MqttSettings:
     durable_over_s: float = 120.0
     version: Literal[4, 5] = 5
     rules: SessionRules = DEFAULT_RULES
+    pace: Callable[[], MqttPace] | None = None
+
+    def paced(self) -> MqttPace:
+        """The pace now."""
+        return MqttPace(self.keepalive_s, self.rules) if self.pace is None else self.pace()

@@ -275,7 +275,7 @@ class DeviceWay:
         complete = True
         for name in list(self._shown):
             remote = next(iter(self._ports.remotes().values()), None)
-            if remote is None:
+            if remote is None or not self._ports.may_fetch():
                 return False
             try:
                 await self._sync_model(name, remote)

@@ -59,8 +59,8 @@ class SplitPorts:
 
     links: what is known of each link, see `views_of`. remotes: the far ends by link name; may grow, shrink and be
     empty. slowdowns: of this device's engines by name; the house gives the same one to both ways. All three are for
-    devices only. later: as compute, for requests that can wait; None: the same. strategy: of this class of device; a
-    device that nobody classified begins on itself.
+    devices only. strategy: of this class of device; a device that nobody classified begins on itself. may_fetch: False
+    while heads are not to be fetched, for example over a metered network.
     """
 
     local: LocalEndpoint
@@ -72,6 +72,7 @@ class SplitPorts:
     remotes: Callable[[], Mapping[str, Remote]] = dict
     slowdowns: Slowdowns = field(factory=Slowdowns)
     strategy: Callable[[], Strategy] = lambda: UNCLASSED
+    may_fetch: Callable[[], bool] = lambda: True
     emit: Emit = field(default=ignore)
     clock: Clock = field(default=time.monotonic)
 

@@ -33,6 +33,7 @@ class FakeSession:
         self.where = where
         self.state: ControlState = "down"
         self.stopped = False
+        self.goodbye = ""
         self.dials = 0
 
     async def start(self) -> None:
@@ -43,6 +44,7 @@ class FakeSession:
 
     async def stop(self, goodbye: str = "offline") -> None:
         self.stopped = True
+        self.goodbye = goodbye
 
     def go(self, state: ControlState) -> None:
         self.state = state
@@ -276,6 +278,28 @@ async def test_a_coordinator_that_is_back_ends_the_pause_of_a_control_session_th
         world.connector.on_trouble(LinkError("reset"))
         await until(lambda: world.data.available)
         await until(lambda: session.dials == 1)
+
+
+async def test_nothing_is_tried_while_the_host_says_that_there_is_no_network(tmp_path: Path) -> None:
+    network = [False]
+    world = World(tmp_path, may_search=lambda: network[0])
+    async with world.running():
+        await asyncio.sleep(0.2)
+        assert world.checks == []
+        network[0] = True
+        world.connector.kick("the network is back")
+        await until(lambda: "up" in world.steps)
+
+
+async def test_a_renewed_session_does_not_make_the_device_look_gone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.running():
+        await until(lambda: "up" in world.steps)
+        world.connector.renew()
+        await until(lambda: len(world.sessions) == 2)
+        assert world.sessions[0].goodbye == "online"
+        world.connector.goodbye = "sleeping"
+    assert world.sessions[1].goodbye == "sleeping"
 
 
 @pytest.mark.parametrize("state", ["refused", "duplicate"])

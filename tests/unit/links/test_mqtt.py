@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from links.mqtt import MqttChannel, MqttSettings
+from links.mqtt import MqttChannel, MqttPace, MqttSettings
 from links.port import ControlState, Delivery
 from links.session import SessionRules
 from links.tls import client_context
@@ -73,6 +73,33 @@ async def test_dial_now_ends_a_long_pause(free_port: Callable[[], int]) -> None:
         channel.dial_now()
         async with asyncio.timeout(5):
             await came.wait()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_pace_holds_dialling_back_and_sets_the_keepalive_of_the_next_connection(
+    free_port: Callable[[], int],
+) -> None:
+    port = free_port()
+    connects: list[bytes] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connects.append(await reader.read(64))
+        writer.close()
+
+    paces = [MqttPace(240, QUICK, may_dial=False)]
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
+    async with channel_to(port, version=4, pace=lambda: paces[-1]) as channel:
+        channel.start()
+        await asyncio.sleep(0.3)
+        assert connects == []
+        for keepalive_s in (240, 30):
+            paces.append(MqttPace(keepalive_s, QUICK))
+            seen = len(connects)
+            channel.dial_now()
+            await _until(lambda seen=seen: len(connects) > seen)  # type: ignore[misc]
+            # CONNECT of MQTT 3.1.1: two bytes of header, "MQTT" with its length, level, flags, keepalive.
+            assert int.from_bytes(connects[-1][10:12], "big") == keepalive_s
     server.close()
     await server.wait_closed()
 
@@ -148,7 +175,7 @@ async def test_messages_of_a_dead_process_are_sent_by_the_next(mosquitto: Broker
 _PUBLISH_AND_DIE = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from links.mqtt import MqttChannel, MqttSettings
+from links.mqtt import MqttChannel, MqttPace, MqttSettings
 
 async def main():
     channel = MqttChannel(MqttSettings("127.0.0.1", int(sys.argv[1]), "pi", outbox_path=Path(sys.argv[2])))
