@@ -21,7 +21,7 @@ from engines.pool import ModelPool
 from protocol.errors import EngineError, Full, MidstreamError
 from protocol.tensors import Tensor
 
-DELAY_S = 0.1
+DELAY_S = 0.25
 
 
 def row(*values: float) -> Tensor:

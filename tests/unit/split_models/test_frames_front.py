@@ -46,7 +46,7 @@ from protocol.tensors import Tensor
 from split_models.frames_front import FramesFront, StreamLimits
 from split_models.service import Service, Shown
 
-DELAY_S = 0.1
+DELAY_S = 0.25
 X = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 1, 2, 3, 4))
 
 
