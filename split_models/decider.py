@@ -127,7 +127,7 @@ class Decider:
         link_s = max(entry.link_s, link_seconds(decision.cost, views))
         seen = evolve(entry, link_s=link_s, predicted_s=entry.predicted_s - entry.link_s + link_s)
         view = slower_way(decision.cost, views)
-        return hedge(seen, device, view, elapsed_s, self._budget.allowance_s(policy), policy)
+        return hedge(seen, device, view, elapsed_s, self._budget.allowance_s(policy), policy, decision.device_s)
 
     def hedged(self, decision: Decision) -> None:
         """The device was started beside the link: its seconds count against the allowance, whoever wins."""

@@ -70,18 +70,26 @@ class HedgeBudget:
 
 
 def hedge(
-    entry: Ranked, device: Ranked, view: LinkView, elapsed_s: float, allowance_s: float, policy: SplitPolicy
+    entry: Ranked,
+    device: Ranked,
+    view: LinkView,
+    elapsed_s: float,
+    allowance_s: float,
+    policy: SplitPolicy,
+    run_s: float | None = None,
 ) -> Hedge:
     """When to start the device beside `entry`, which has run `elapsed_s` without an answer.
 
     May be asked again while the request runs. view: the way up of the entry's link. allowance_s: HedgeBudget's.
+    run_s: device seconds that a start uses, without the wait for the device; default: all that was predicted.
     """
-    refused = _refused(entry, device, allowance_s, policy)
+    run_s = device.predicted_s if run_s is None else run_s
+    refused = _refused(entry, device, run_s, allowance_s, policy)
     if refused:
         return Hedge(inf, refused)
     if not isfinite(entry.predicted_s) or (view.residuals and min(view.residuals) == inf):
         return Hedge(0.0, "the link is not expected to answer")
-    price_s = device.predicted_s * _price(allowance_s / device.predicted_s) + _other_cost_s(device, policy)
+    price_s = run_s * _price(allowance_s / run_s) + _other_cost_s(device, policy)
     start_s = _best_start_s(_Remaining.of(entry, view.residuals, elapsed_s), device.predicted_s, price_s)
     if start_s == inf:
         return Hedge(inf, "the link is expected to be first")
@@ -93,16 +101,16 @@ def hedge(
     )
 
 
-def _refused(entry: Ranked, device: Ranked, allowance_s: float, policy: SplitPolicy) -> str:
+def _refused(entry: Ranked, device: Ranked, run_s: float, allowance_s: float, policy: SplitPolicy) -> str:
     if entry.arm.link is None:
         return "the arm needs no link"
     if policy.hedge_ratio <= 0:
         return "hedging is off"
-    if device.excluded or not isfinite(device.predicted_s) or device.predicted_s <= 0:
+    if device.excluded or not isfinite(device.predicted_s) or run_s <= 0:
         return "the device cannot answer"
     if _seconds_weight(policy) <= 0:
         return "the objective does not weigh seconds"
-    if allowance_s < device.predicted_s:
+    if allowance_s < run_s:
         return "the allowance is spent"
     return ""
 

@@ -134,7 +134,7 @@ def link_seconds(cost: ArmCost, links: Mapping[str, LinkView]) -> float:
         if cost.down_bytes < SMALL_BYTES:
             return seconds
     else:
-        seconds = up.seconds_for(cost.up_bytes)
+        seconds = max(up.seconds_for(cost.up_bytes), up.rtt_s or 0.0)  # an answer takes a round trip, stalls included
     if cost.down_bytes == 0 or not isfinite(seconds):
         return seconds
     rate = down.bytes_per_s if down.samples > 0 and down.bytes_per_s > 0 else up.bytes_per_s

@@ -122,6 +122,12 @@ def test_a_link_with_a_long_tail_is_hedged_sooner() -> None:
     assert wild.start_in_s < steady.start_in_s
 
 
+def test_the_wait_for_the_device_delays_its_answer_and_costs_no_allowance() -> None:
+    waiting = hedge(link_arm(5.0), device_arm(1.5), view(), 4.0, 0.6, POLICY, 0.5)
+    assert waiting.start_in_s < 0.1
+    assert hedge(link_arm(5.0), device_arm(1.5), view(), 4.0, 0.4, POLICY, 0.5).start_in_s == inf
+
+
 def test_joules_are_part_of_the_price() -> None:
     by_energy = evolve(POLICY, objective={"joules": 1.0})
     assert hedge(link_arm(1.0), device_arm(0.1), view(), 0.0, RICH_S, by_energy).start_in_s == inf
