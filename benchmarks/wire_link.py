@@ -11,17 +11,20 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from attrs import frozen
 
-from benchmarks.wire_peer import MODEL, RAW_REPLY
+from benchmarks.wire_peer import MODEL, RAW_REPLY, certificates
 from engines.port import TensorEndpoint
 from engines.remote_frames import FramesEndpoint
 from engines.remote_oip import RemoteEndpoint
 from links.http import HttpLink
+from links.tls import client_context
 from protocol.tensors import Tensor
 
 MB, KB64 = 1 << 20, 64 << 10
@@ -68,7 +71,9 @@ class RawCopy:
 
 @contextmanager
 def peer(*arguments: str) -> Iterator[Mapping[str, int]]:
-    """The peer's ports by way; its process ends with the block."""
+    """The peer's ports by way; its process ends with the block. One argument: a folder for its certificates."""
+    if len(arguments) == 1:
+        certificates(Path(arguments[0]))
     command = [sys.executable, "-m", "benchmarks.wire_peer", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -79,8 +84,8 @@ def peer(*arguments: str) -> Iterator[Mapping[str, int]]:
             process.wait(20)
 
 
-async def in_turns(ports: Mapping[str, int], size_bytes: int, rounds: int) -> Series:
-    """Each round sends the same bytes once by every way, the first way changing each time."""
+async def in_turns(ports: Mapping[str, int], size_bytes: int, rounds: int, ca_pem: str = "") -> Series:
+    """Each round sends the same bytes once by every way, the first way changing; with `ca_pem` over TLS as well."""
     tensor = Tensor("x", "UINT8", (size_bytes,), os.urandom(size_bytes))
     body = bytes(tensor.data)
     raw = RawCopy(ports["raw"])
@@ -91,12 +96,17 @@ async def in_turns(ports: Mapping[str, int], size_bytes: int, rounds: int) -> Se
         "http": lambda: _ask(oip, tensor),
         "frames": lambda: _ask(frames, tensor),
     }
+    secure = HttpLink("peer", f"https://127.0.0.1:{ports['tls']}", ssl=client_context(ca_pem)) if ca_pem else link
+    secure_oip, secure_frames = RemoteEndpoint(secure), FramesEndpoint("peer", secure.open)
+    if ca_pem:
+        ways["http over TLS"] = lambda: _ask(secure_oip, tensor)
+        ways["frames over TLS"] = lambda: _ask(secure_frames, tensor)
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     gc.disable()
     try:
         for number in range(rounds + WARM_UP):
             order = list(ways)
-            for way in order[number % 3 :] + order[: number % 3]:
+            for way in order[number % len(order) :] + order[: number % len(order)]:
                 began_s = time.perf_counter()
                 await ways[way]()
                 if number >= WARM_UP:
@@ -105,8 +115,10 @@ async def in_turns(ports: Mapping[str, int], size_bytes: int, rounds: int) -> Se
     finally:
         gc.enable()
         raw.close()
-        await frames.close()
-        await link.close()
+        for stream in (frames, secure_frames):
+            await stream.close()
+        for one in (link, secure):
+            await one.close()
     return Series(size_bytes, seconds)
 
 
@@ -120,8 +132,9 @@ async def _ask(endpoint: TensorEndpoint, tensor: Tensor) -> object:
 
 def measured(rounds: int, shaped_rounds: int) -> tuple[Sequence[Series], Sequence[Series]]:
     """Loopback and shaped series, 1 MB and 64 KB each."""
-    with peer() as ports:
-        loopback = [asyncio.run(in_turns(ports, size, rounds)) for size in (MB, KB64)]
+    with tempfile.TemporaryDirectory(prefix="midstream-wire-") as folder, peer(folder) as ports:
+        ca_pem = (Path(folder) / "ca.pem").read_text()
+        loopback = [asyncio.run(in_turns(ports, size, rounds, ca_pem)) for size in (MB, KB64)]
         with peer(str(ports["http"]), str(ports["raw"])) as shaped_ports:
             shaped = [asyncio.run(in_turns(shaped_ports, size, shaped_rounds)) for size in (MB, KB64)]
     return loopback, shaped

@@ -1,6 +1,7 @@
 """The far end of the wire benchmark, a process of its own: our tensor front, a raw TCP copy, and shapers before both.
 
-Says its ports as one line of JSON and ends with its standard input.
+`python -m benchmarks.wire_peer FOLDER` serves, `... HTTP_PORT RAW_PORT` shapes. Either says its ports as one line of
+JSON and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+from cloud_stub.certificates import issue_server, make_ca
 from engines.port import TensorAnswer
 from links.http_server import serve
 from links.shaped import ShaperProxy
+from links.tls import server_context
 from protocol.tensors import Tensor, TensorSpec
 from split_models.frames_front import FramesFront
 from split_models.front import Front
@@ -90,21 +94,34 @@ def _copy(connection: socket.socket) -> None:
             connection.sendall(RAW_REPLY)
 
 
-async def main() -> None:
+def certificates(folder: Path) -> str:
+    """Make a CA and a server's certificate for loopback in `folder`, as a coordinator does; returns the CA's PEM."""
+    ca = make_ca("wire", time.time())
+    server = issue_server(ca, ["127.0.0.1"], time.time())
+    for name, data in (("ca.pem", ca.cert_pem), ("cert.pem", server.cert_pem), ("key.pem", server.key_pem)):
+        (folder / name).write_bytes(data)
+    return ca.cert_pem.decode()
+
+
+async def main(tls: Path) -> None:
+    """Serve; `tls`: the folder that `certificates` filled."""
     shown = {MODEL: Shown(MODEL, "sink")}
     service = Service(Sink(), Inline(), time.monotonic, lambda: shown, side="server")
+    context = server_context(tls / "cert.pem", tls / "key.pem", tls / "ca.pem", require_client=False)
     server = await serve(Front(service).routes, [FramesFront(service).route])
+    secure = await serve(Front(service).routes, [FramesFront(service).route], ssl=context)
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=copy_forever, args=(listener,), daemon=True).start()
     raw_port = listener.getsockname()[1]
-    print(json.dumps({"http": server.port, "raw": raw_port}), flush=True)
+    print(json.dumps({"http": server.port, "raw": raw_port, "tls": secure.port}), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     listener.close()
     await server.close()
+    await secure.close()
 
 
 async def shape() -> None:
-    """The shapers, in a process of their own: `python -m benchmarks.wire_peer HTTP_PORT RAW_PORT`."""
+    """The shapers, in a process of their own."""
     proxies = [
         ShaperProxy("127.0.0.1", int(port), up_bytes_per_s=RATE_BYTES_PER_S, delay_s=ONE_WAY_S) for port in sys.argv[1:]
     ]
@@ -116,4 +133,4 @@ async def shape() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(shape() if len(sys.argv) > 1 else main())
+    asyncio.run(main(Path(sys.argv[1])) if len(sys.argv) == 2 else shape())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,13 @@ from benchmarks.wire_link import KB64, MB, Series, in_turns, peer
 
 
 @pytest.mark.timeout(50)
-def test_every_way_moves_the_bytes_plain_and_shaped() -> None:
-    with peer() as ports, peer(str(ports["http"]), str(ports["raw"])) as shaped:
+def test_every_way_moves_the_bytes_plain_and_shaped(tmp_path: Path) -> None:
+    with peer(str(tmp_path)) as ports, peer(str(ports["http"]), str(ports["raw"])) as shaped:
+        ca_pem = (tmp_path / "ca.pem").read_text()
+        secure = asyncio.run(in_turns(ports, 4_096, rounds=2, ca_pem=ca_pem))
         plain = asyncio.run(in_turns(ports, 4_096, rounds=2))
         slow = asyncio.run(in_turns(shaped, 4_096, rounds=2))
+    assert {len(seconds) for seconds in secure.seconds.values()} == {2} and len(secure.seconds) == 5
     for series in (plain, slow):
         assert {way: len(seconds) for way, seconds in series.seconds.items()} == {"raw": 2, "http": 2, "frames": 2}
     assert min(min(seconds) for seconds in slow.seconds.values()) >= 0.02, "a round trip takes two delays"
