@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from agent.enrolment import join
+from agent.fakes_host import FakeHost
 from agent.identity import IdentityStore
 from cloud_stub.mosquitto import write_mosquitto
+from engines.registry import ImportGuard, use_guard
 from links.http import HttpLink
+from links.port import Found
 from protocol.errors import ConfigError
 from protocol.trust import encode_join
 from tests.conftest import Broker, mosquitto_binary
@@ -99,6 +102,25 @@ async def test_join_connect_register_and_drain(
     async with RunningHouse(config_for(tmp_path)) as agent:
         await agent.until_state("connected")
         assert (await agent.status())["via"] == "last_good"
+
+
+async def test_a_guest_finds_a_coordinator_that_moved_by_its_hosts_discovery(
+    tmp_path: Path, coordinator: JoinableCoordinator
+) -> None:
+    await join(IdentityStore(config_for(tmp_path).identity_dir), "pi", coordinator.token())
+    assert coordinator.server is not None
+    await coordinator.server.close()
+    await coordinator.start()
+    others = Found("theirs", ("127.0.0.1",), 9, {"fl": "another"})
+    host = FakeHost(found=[others, Found("ours", ("127.0.0.1",), coordinator.port, {"fl": "default"})])
+    try:
+        async with RunningHouse(config_for(tmp_path, mdns=True), host) as agent:
+            await agent.until(lambda: agent.house.cloud.available)
+            assert (await agent.status())["via"] == "mdns"
+        asked = [call for call in host.calls if call[0] in ("browse", "hold_multicast")]
+        assert asked[:3] == [("hold_multicast", True), ("browse", "_midstream._tcp"), ("hold_multicast", False)]
+    finally:
+        use_guard(ImportGuard())
 
 
 async def test_a_new_join_string_renews_and_one_of_another_fleet_moves_nothing(

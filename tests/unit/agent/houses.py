@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import AgentConfig, load
+from agent.host_bridge import HostBridge
 from agent.house import House
 from links.http import HttpLink
 from protocol.events import Event, RecordingEmit
@@ -42,9 +43,9 @@ def config_for(folder: Path, **flags: Any) -> AgentConfig:
 class RunningHouse:
     """`async with RunningHouse(config) as house`: a started agent and a client of its API."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, bridge: HostBridge | None = None) -> None:
         self.console = TestConsole()
-        self.house = House(config, self.console)
+        self.house = House(config, self.console, bridge)
 
     async def __aenter__(self) -> RunningHouse:
         await self.house.supervisor.start()

@@ -1,0 +1,1 @@
+"""The Python side of a host app: the bridge to Kotlin, and what the service calls."""
