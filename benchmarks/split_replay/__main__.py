@@ -44,7 +44,7 @@ def main() -> None:
     folder = options.bundles.expanduser() / ("quick" if options.quick else "full")
     measured = cases(MODELS, folder, options.quick, policy)
     _say_costs(measured)
-    live, live_rows = asyncio.run(agreement(measured, folder, policy, options.quick))
+    live, live_rows = asyncio.run(agreement(folder, policy, options.quick))
     cells = _cells(chosen, measured, policy, QUICK_REQUESTS if options.quick else FULL_REQUESTS, options.processes)
     for one in cells:
         print(line_of(one))

@@ -7,7 +7,7 @@ ratio; each begins with the strategy of its class. The costs go through the prod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from protocol.device import Measured
 from protocol.models import BundleManifest
 from protocol.policy import SplitPolicy
 from split_models import images
-from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.arm_cost import DEVICE_ARM, ArmCost
 from split_models.bundle import BundleLimits, build_bundle
 from split_models.costs import CostTable
 from split_models.measure import Timed, head_probes, measure_file, time_calls, time_model
@@ -92,8 +92,8 @@ def cases(names: Sequence[str], folder: Path, quick: bool, policy: SplitPolicy) 
     for name in names:
         manifest = bundle_of(name, folder, quick)
         figures = _measured(manifest, folder / name, quick)
-        cloud_s = _cloud_s(manifest, figures)
-        found += [_case(manifest, figures, cloud_s, speed, policy) for speed in CLASSES]
+        there = {"cloud": _cloud_s(manifest, figures), **_tails(manifest, folder / name, quick)}
+        found += [_case(manifest, figures, there, speed, policy) for speed in CLASSES]
     return found
 
 
@@ -132,20 +132,32 @@ def _cloud_s(manifest: BundleManifest, figures: Sequence[Measured]) -> float:
     return sum(seconds.get(what, 0.0) for what in ("before", "whole", "after"))
 
 
+def _tails(manifest: BundleManifest, folder: Path, quick: bool) -> Mapping[str, float]:
+    """Seconds of every tail, by part of the cost table; measured in the same minutes as the heads."""
+    runtime, measure = OnnxRuntime(), _few if quick else time_model
+    return {
+        f"tail:{cut.id}:{cut.codec}": measure_file(
+            folder / cut.tail_file, runtime, 1, manifest.digest, "tail", measure
+        ).median_s
+        for cut in manifest.cuts
+    }
+
+
 def _case(
-    manifest: BundleManifest, figures: Sequence[Measured], cloud_s: float, speed: str, policy: SplitPolicy
+    manifest: BundleManifest, figures: Sequence[Measured], there: Mapping[str, float], speed: str, policy: SplitPolicy
 ) -> Case:
     of_class = next(one for one in shipped_classes().classes if one.name == CLASSES[speed])
     ratio = of_class.strategy.speed_ratio
     table = CostTable(manifest, speed_ratio=ratio)
     table.learn([evolve(figure, median_s=figure.median_s * ratio) for figure in figures])
-    for _ in range(3):
-        table.observe("server", "cloud", cloud_s)
+    for part, seconds in there.items():
+        for _ in range(3):
+            table.observe("server", part, seconds)
     encoded = encoded_input(manifest)
     arms = table.arms(
         len(encoded) if encoded is not None else None, (LINK,), lambda cut, codec: True, zstd=lambda link: True
     )
-    offered = tuple(cost for cost in arms if _offered(cost, policy))
+    offered = _undominated([cost for cost in arms if _offered(cost, policy)])
     return Case(manifest.model, speed, offered, evolve(of_class.strategy, hedge_ratio=1.0), of_class.title)
 
 
@@ -154,6 +166,18 @@ def _offered(cost: ArmCost, policy: SplitPolicy) -> bool:
     return allowed and cost.error_ratio <= policy.max_error_ratio
 
 
-def fixed_cut_of(case: Case, arm: Arm) -> ArmCost | None:
-    """What an arm costs on this device."""
-    return next((cost for cost in case.costs if cost.arm == arm), None)
+def _undominated(costs: Sequence[ArmCost]) -> tuple[ArmCost, ...]:
+    """Without the arms that another one beats in every respect: no trace makes them the best."""
+
+    def figures(cost: ArmCost) -> tuple[float, float, float, float]:
+        return cost.device_s, cost.up_bytes, cost.down_bytes, cost.server_s
+
+    def beaten(cost: ArmCost) -> bool:
+        mine = figures(cost)
+        return any(
+            figures(other) != mine and all(a <= b for a, b in zip(figures(other), mine, strict=True))
+            for other in costs
+            if other.arm.link is not None
+        )
+
+    return tuple(cost for cost in costs if cost.arm.link is None or not beaten(cost))

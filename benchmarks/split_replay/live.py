@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from statistics import mean
 from attrs import frozen
 
 from benchmarks.report import percentile
-from benchmarks.split_replay.cases import DET, Case, encoded_input
+from benchmarks.split_replay.cases import DET, encoded_input
 from benchmarks.tensor_pair import Device, device, tails
 from engines.catalogue import shipped_catalogue
 from engines.store import ModelStore, default_store
@@ -77,19 +79,17 @@ class Pair:
         return max(abs(a / b - 1.0) for a, b in zip(self.live, self.replayed, strict=True))
 
 
-async def agreement(
-    measured: Sequence[Case], folder: Path, policy: SplitPolicy, quick: bool
-) -> tuple[float, list[str]]:
+async def agreement(folder: Path, policy: SplitPolicy, quick: bool) -> tuple[float, list[str]]:
     """The largest relative difference over all arms, and a row per arm."""
-    case = next(case for case in measured if case.model == DET and case.speed == "fast")
     trace = _trace(QUICK_RATES if quick else FULL_RATES)
     load = Load.over(trace, EVERY_S, trace.seconds)
-    store = _store(folder)
-    async with tails(folder) as port:
-        async with _ready(store, port, policy, case) as (near, cut):
+    async with contextlib.AsyncExitStack() as stack:
+        store = _store(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        port = await stack.enter_async_context(tails(folder))
+        async with _ready(store, port, policy) as (near, cut):
             parts = [await _part(near, arm) for arm in (DEVICE_ARM, Arm("cloud", link=LINK), cut)]
             pairs = [await _fixed(near, part.cost, trace, load) for part in parts]
-        async with _ready(store, port, policy, case) as (near, _):
+        async with _ready(store, port, policy) as (near, _):
             pairs.append(await _ours(near, parts, trace, load, policy))
     rows = [
         f"live {pair.arm:20} mean {1e3 * pair.live[0]:6.0f} ms, replayed {1e3 * pair.replayed[0]:6.0f}; "
@@ -104,28 +104,26 @@ def _trace(mbits: Sequence[float]) -> LinkTrace:
     return LinkTrace("live", STEP_S, rates, rates, (DELAY_S,) * len(rates))
 
 
-def _store(folder: Path) -> ModelStore:
-    """A store of its own with the one model, so that nothing else is loaded."""
-    root = folder.parent / "live-store"
+def _store(root: Path) -> ModelStore:
+    """A new store with the one model: no bundle of an earlier run, and nothing else to load."""
     entry = shipped_catalogue()[DET]
     target = root / DET / entry.filename
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists():
-        target.write_bytes(default_store().path(DET).read_bytes())
+    target.parent.mkdir(parents=True)
+    shutil.copyfile(default_store().path(DET), target)
     return ModelStore(root, {DET: entry})
 
 
 @contextlib.asynccontextmanager
-async def _ready(store: ModelStore, port: int, policy: SplitPolicy, case: Case) -> AsyncIterator[tuple[Device, Arm]]:
+async def _ready(store: ModelStore, port: int, policy: SplitPolicy) -> AsyncIterator[tuple[Device, Arm]]:
     """A new device whose heads are loaded, and the cut without compression that sends least."""
     async with device(store, port, policy, slowdown=SLOWDOWN) as near:
         await near.until_cut(DET)
         plan = near.way.runners[DET].plan
         for entry in plan.manifest.cuts:
             await near.local.preload(plan.head(entry))
-        ids = {(entry.id, entry.codec) for entry in plan.manifest.cuts}
-        cuts = [cost for cost in case.costs if (cost.arm.cut, cost.arm.codec) in ids]
-        yield near, min(cuts, key=lambda cost: cost.up_bytes).arm
+        allowed = [entry for entry in plan.manifest.cuts if entry.error_ratio <= policy.max_error_ratio]
+        least = min(allowed, key=lambda entry: entry.wire_bytes)
+        yield near, Arm("cut", least.id, least.codec, LINK)
 
 
 @frozen
