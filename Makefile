@@ -1,6 +1,6 @@
 # Daily commands; `make help` lists them. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench wheel lock clean
+.PHONY: help setup demo test lint bench wheel bundle lock clean
 BENCH_ARGS ?= --quick
 
 help: ## list these commands
@@ -32,6 +32,10 @@ bench: ## every figure of the README, quick by default (BENCH_ARGS= for full run
 wheel: ## build the wheel and the source archive into dist/
 	@.ci/setup.sh lint
 	@.venv/bin/python -m build --outdir dist
+
+bundle: ## an installer with every wheel for devices without a package index (BUNDLE_ARGS="--arch aarch64 --extras onnx,llama")
+	@.ci/setup.sh lint
+	@firmware_scripts/bundle.sh $(BUNDLE_ARGS)
 
 lock: ## write the lock files of the test set-up anew
 	@.ci/setup.sh lint

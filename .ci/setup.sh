@@ -110,6 +110,21 @@ set_up_systemd_analyze() {
   unpacked_command usr/bin/systemd-analyze
 }
 
+set_up_debootstrap() {  # for the slow test of the installer, which needs a clean Debian
+  if [ "$(id -u)" != 0 ] || command -v debootstrap >/dev/null || [ -x .setup/bin/debootstrap ]; then return; fi
+  say "debootstrap, unpacked into .setup (the system is not changed)"
+  if ! command -v apt-get >/dev/null || ! unpack_packages debootstrap; then
+    say "could not fetch debootstrap (see .setup/apt.log): the test of the installer will be skipped"; return
+  fi
+  mkdir -p .setup/bin
+  cat >.setup/bin/debootstrap <<'WRAP'
+#!/bin/sh
+root=$(CDPATH= cd -- "$(dirname -- "$0")/../root" && pwd)
+DEBOOTSTRAP_DIR="$root/usr/share/debootstrap" exec "$root/usr/sbin/debootstrap" "$@"
+WRAP
+  chmod +x .setup/bin/debootstrap
+}
+
 set_up_models() {
   .venv/bin/midstream models pull "$@"
 }
@@ -126,6 +141,7 @@ case $lane in
   test)
     set_up_mosquitto
     set_up_systemd_analyze
+    set_up_debootstrap
     set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 face-short-range \
       face-long-range face-full-range face-full-range-sparse face-landmarks iris-landmarks basic-pitch basic-pitch-tflite \
       sample-page sample-text

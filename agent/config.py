@@ -120,7 +120,15 @@ def _default_file(env: Mapping[str, str]) -> Path | None:
     home = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "/")) / ".config")
     places = [Path(env[ENV_PREFIX + "CONFIG"])] if env.get(ENV_PREFIX + "CONFIG") else []
     places += [home / "midstream" / "agent.toml", Path("/etc/midstream/agent.toml")]
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in places if _is_readable(place)), None)
+
+
+def _is_readable(place: Path) -> bool:
+    """Somebody else's home, as under `sudo -u`, has no configuration of ours."""
+    try:
+        return place.is_file()
+    except PermissionError:
+        return False
 
 
 def _take_file(path: Path, values: dict[str, Any], labels: dict[str, str]) -> None:

@@ -6,11 +6,8 @@ Exit code: 0 all well, 1 something will not work, 3 something works less well th
 from __future__ import annotations
 
 import importlib.metadata
-import platform
 import shutil
 import socket
-import struct
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -27,7 +24,6 @@ Level = Literal["ok", "warning", "error"]
 ROOMS = ("agent", "cloud_stub", "engines", "gateway", "links", "netprobe", "profiles", "protocol", "split_models")
 DISTRIBUTION = "midstream"
 LOW_DISK_BYTES = 500 << 20
-USUAL_PAGE_BYTES = 4096
 MAX_NAMED = 20
 USUAL_TEXT_MODEL = "smollm2-135m"
 EXIT_OK, EXIT_BROKEN, EXIT_COULD_BE_BETTER = 0, 1, 3
@@ -69,8 +65,6 @@ def standard_checks(config: AgentConfig) -> list[tuple[str, Checker]]:
     """The checks that need no network."""
     return [
         ("packages", lambda: check_packages(importlib.metadata.packages_distributions())),
-        ("system", lambda: check_system(sys.maxsize, platform.machine())),
-        ("throttling", check_throttling),
         ("clock", lambda: check_clock(wall_now)),
         ("state", lambda: check_folder(config.state_dir)),
         ("disk", lambda: check_disk(config.models_dir)),
@@ -100,42 +94,6 @@ def check_packages(owners: dict[str, list[str]] | object) -> Iterable[Finding]:
         yield Finding("packages", "ok", "running from sources; nothing is installed over them")
     else:
         yield Finding("packages", "ok", "all top-level packages belong to midstream alone")
-
-
-def check_system(max_pointer: int, machine: str) -> Iterable[Finding]:
-    """32-bit systems and unusual page sizes limit what can run."""
-    import mmap
-
-    if max_pointer <= 2**32 or struct.calcsize("P") < 8:
-        yield Finding(
-            "system", "warning", f"{machine} with 32-bit Python: no inference engine has wheels for it",
-            "use a 64-bit system; this device can still be managed and can forward requests",
-        )  # fmt: skip
-    if mmap.PAGESIZE != USUAL_PAGE_BYTES:
-        yield Finding(
-            "system", "warning", f"memory pages have {mmap.PAGESIZE} bytes; some native libraries abort on them",
-            "when an engine crashes at import, boot the 4 KiB kernel (kernel=kernel8.img on a Pi 5)",
-        )  # fmt: skip
-    yield Finding("system", "ok", f"{machine}, Python {platform.python_version()}, pages of {mmap.PAGESIZE} bytes")
-
-
-def check_throttling() -> Iterable[Finding]:
-    """A Raspberry Pi's firmware tells of weak supplies and heat, by polling only."""
-    from profiles.facts import collect
-
-    throttle = collect().throttle
-    if throttle is None:
-        yield Finding("throttling", "ok", "this machine does not tell, or has no such limits")
-    elif throttle.now:
-        yield Finding(
-            "throttling", "warning", f"slowed down now: {', '.join(sorted(throttle.now))}",
-            "use a stronger power supply, or cool the device",
-        )  # fmt: skip
-    elif throttle.since_boot:
-        text = f"slowed down since boot: {', '.join(sorted(throttle.since_boot))}"
-        yield Finding("throttling", "warning", text, "check power supply and cooling before trusting measurements")
-    else:
-        yield Finding("throttling", "ok", "neither power nor heat slows this device down")
 
 
 def check_clock(wall: WallClock) -> Iterable[Finding]:
@@ -203,7 +161,7 @@ def check_running(status: Callable[[], Mapping[str, object]]) -> Iterable[Findin
 
 def check_engines() -> Iterable[Finding]:
     """Installed engines, each imported in a child process, for a wheel built for another CPU dies by SIGILL."""
-    from engines.registry import ENGINES, installed_engines, probe_import
+    from engines.registry import ENGINES, installed_engines, probe_import, repair_step
 
     installed = installed_engines()
     if not installed:
@@ -214,7 +172,8 @@ def check_engines() -> Iterable[Finding]:
             yield Finding("engines", "ok", f"{name} {version} can be imported")
         else:
             problem = probes[0].problem if probes else "no module is known for it"
-            yield Finding("engines", "error", problem, f"reinstall it: midstream[{ENGINES[name].extra}]")
+            step = repair_step(problem, f"reinstall it: midstream[{ENGINES[name].extra}]")
+            yield Finding("engines", "error", problem, step)
 
 
 def check_models(config: AgentConfig) -> Iterable[Finding]:

@@ -25,6 +25,7 @@ from engines.llama_server_stream import NativeServer, ServerContinuation
 from engines.llama_server_wire import completion_body, read_chunk, server_error, template_messages
 from engines.pieces import unfinished_bytes
 from engines.port import Continuation, EngineLoad
+from engines.registry import repair_step
 from engines.slots import Slots
 from engines.unix_http import local_request
 from engines.vocabulary import Vocabulary, read_vocabulary
@@ -401,7 +402,8 @@ class _Embedded:
         try:
             import xllamacpp
         except ImportError as err:
-            raise EngineError("xllamacpp is not installed", next_step="pip install 'midstream[llama]'") from err
+            problem = f"xllamacpp cannot be imported: {err}"
+            raise EngineError(problem, next_step=repair_step(problem, "pip install 'midstream[llama]'")) from err
         self._folder = tempfile.TemporaryDirectory(prefix="midstream-llama-")
         self._socket = str(Path(self._folder.name) / "llama.sock")
         self.key = secrets.token_urlsafe(24)

@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,9 @@ from protocol.errors import ConfigError, EngineError
 
 PROBE_TIMEOUT_S = 60.0
 """A cold import of the largest wheel from an SD card took under 20 s; past this the import hangs."""
+
+SYSTEM_LIBRARIES = {"libgomp.so.1": "libgomp1", "libstdc++.so.6": "libstdc++6"}
+"""Debian's packages of the libraries that wheels expect of the system."""
 
 MAX_PROBES = 64
 """Remembered results: a few libraries in a few versions."""
@@ -212,11 +216,22 @@ def import_native(module: str, *, install: str) -> Any:
     if sys.platform != "android":  # Python has no child processes there
         probe = _guard.check(module, version)
         if not probe.works:
-            raise EngineError(probe.problem, next_step=f"install {install} afresh, or use another engine")
+            step = repair_step(probe.problem, f"install {install} afresh, or use another engine")
+            raise EngineError(probe.problem, next_step=step)
     try:
         return importlib.import_module(module)
     except ImportError as err:
-        raise EngineError(f"{module.split('.')[0]} cannot be imported: {err}", next_step=f"install {install}") from err
+        problem = f"{module.split('.')[0]} cannot be imported: {err}"
+        raise EngineError(problem, next_step=repair_step(problem, f"install {install}")) from err
+
+
+def repair_step(problem: str, otherwise: str) -> str:
+    """What helps: a wheel may want a library of the system that a small system does not have."""
+    found = re.search(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file", problem)
+    if found is None:
+        return otherwise
+    package = SYSTEM_LIBRARIES.get(found.group(1))
+    return f"apt-get install {package}" if package else f"install the system's package that has {found.group(1)}"
 
 
 def cpu_identity() -> str:

@@ -88,6 +88,7 @@ def doctor(argv: list[str]) -> int:
     from agent.cli.ask import get_json, local_url
     from agent.compose_control import coordinator_checks
     from agent.doctor import check_running, exit_code, run, standard_checks
+    from agent.doctor_board import board_checks
 
     parser = argparse.ArgumentParser(
         prog="midstream doctor",
@@ -99,7 +100,7 @@ def doctor(argv: list[str]) -> int:
     config = _config(options)
     running = partial(get_json, local_url(config), STATUS_PATH, deadline_s=RUNNING_S)
     checks = [("agent", lambda: check_running(lambda: asyncio.run(running())))]
-    findings = run([*standard_checks(config), *checks, *coordinator_checks(config)])
+    findings = run([*board_checks(), *standard_checks(config), *checks, *coordinator_checks(config)])
     if options.json:
         print(json.dumps([{"check": f.check, "level": f.level, "text": f.text, "next": f.next_step} for f in findings]))
     else:

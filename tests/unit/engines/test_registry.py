@@ -18,6 +18,7 @@ from engines.registry import (
     import_native,
     installed_engines,
     probe_import,
+    repair_step,
     use_guard,
 )
 from protocol.errors import ConfigError, EngineError
@@ -105,3 +106,15 @@ def test_every_tensor_adapter_names_a_class(name: str) -> None:
     runtime = engine_class(name)()
     assert runtime.name == name
     assert runtime.version == installed_engines()[name]
+
+
+@pytest.mark.parametrize(
+    ("problem", "step"),
+    [
+        ("ImportError: libgomp.so.1: cannot open shared object file: No such file", "apt-get install libgomp1"),
+        ("libodd-2.so.7: cannot open shared object file", "install the system's package that has libodd-2.so.7"),
+        ("xllamacpp cannot be imported: No module named 'xllamacpp'", "other"),
+    ],
+)
+def test_a_library_that_the_system_lacks_is_named_with_its_package(problem: str, step: str) -> None:
+    assert repair_step(problem, "other") == step
