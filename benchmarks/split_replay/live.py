@@ -59,7 +59,7 @@ FULL_RATES = (
     15.0,
     6.0,
 )
-QUICK_RATES = (20.0, 6.0, 2.5, 12.0)
+QUICK_RATES = (80.0, 24.0, 12.0, 48.0)
 STEP_S = 1.0
 
 Ask = Callable[[], Awaitable[object]]
