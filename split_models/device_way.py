@@ -25,6 +25,7 @@ from split_models.cost_memory import CostMemory, KeptCosts
 from split_models.costs import CostTable
 from split_models.front import Front
 from split_models.heads import Heads
+from split_models.images import check_libraries
 from split_models.measure import Probe, head_probes
 from split_models.plan import ModelPlan
 from split_models.recipes import Recipe, recipe
@@ -168,6 +169,7 @@ class DeviceWay:
                 await self._use(kept, None, None)
             return
         found = recipe(entry.recipe)
+        check_libraries()
         shapes = dict(entry.input_shapes)
         if not shapes:
             inputs, _, _ = await self._ports.local.describe(entry.name)

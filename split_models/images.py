@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import BadRequest, ConfigError, TooLarge
@@ -88,12 +89,22 @@ def _check_pixels(width: int, height: int, field: str) -> None:
         raise BadRequest(f"the image is {width} x {height} pixels", next_step=_NEXT, field=field)
 
 
+def check_libraries() -> None:
+    """Raises ConfigError when pictures cannot be worked on here; imports nothing."""
+    if find_spec("numpy") is None or find_spec("PIL") is None:
+        raise _lacking()
+
+
+def _lacking() -> ConfigError:
+    return ConfigError(
+        "numpy and Pillow are needed for image models", next_step="install midstream[onnx] or midstream[tflite]"
+    )
+
+
 def _libraries() -> tuple[Any, Any]:
     try:
         import numpy
         from PIL import Image
     except ImportError as err:
-        raise ConfigError(
-            "numpy and Pillow are needed for image models", next_step="install midstream[onnx] or midstream[tflite]"
-        ) from err
+        raise _lacking() from err
     return numpy, Image

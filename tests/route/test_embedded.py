@@ -59,17 +59,17 @@ async def guest(settings: dict[str, Any]) -> AsyncIterator[Guest]:
         await process.communicate()
 
 
-def model_of_the_host(models: Path) -> None:
-    """A file that only the host's runtime can load, in a store."""
-    folder = models / "double"
-    folder.mkdir(parents=True)
-    file = folder / "double.tflite"
-    file.write_bytes(MAGIC)
-    entry = CatalogueEntry(
-        name="double", format="tflite", filename=file.name, sha256=file_sha256(file), size_bytes=len(MAGIC),
-        source=Source("file", file=str(file)), licence="", description="",
-    )  # fmt: skip
-    (folder / "entry.json").write_bytes(encode(entry))
+def models_of_the_host(models: Path) -> None:
+    """A store with files that only the host's runtime can load; one of them would need numpy for its pictures."""
+    for name, recipe in (("double", None), ("pictures", "ppocr-cls")):
+        file = models / name / f"{name}.tflite"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(MAGIC)
+        entry = CatalogueEntry(
+            name=name, format="tflite", filename=file.name, sha256=file_sha256(file), size_bytes=len(MAGIC),
+            source=Source("file", file=str(file)), licence="", description="", recipe=recipe,
+        )  # fmt: skip
+        (file.parent / "entry.json").write_bytes(encode(entry))
 
 
 @define
@@ -97,7 +97,7 @@ async def test_a_guest_lives_twice_without_signals_children_or_native_libraries(
     tmp_path: Path, model_file: Callable[[str], Path]
 ) -> None:
     models = model_file(TEXT_MODEL).parent.parent
-    model_of_the_host(tmp_path / "device-models")
+    models_of_the_host(tmp_path / "device-models")
     async with running(tmp_path, models_dir=models, models=(TEXT_MODEL,), text_engine="llama_server") as coordinator:
         seen = Seen(AdminClient(coordinator.house.config.state_dir))
         published = await seen.admin.ask("POST", "/policy", b"[engines]\nwait_target_s = 0.75\n", {"form": "toml"})
@@ -132,6 +132,9 @@ async def one_life(program: Guest, seen: Seen, number: int) -> None:
     assert status == 200 and body["choices"][0]["message"]["content"].strip()
     assert answered["status"]["text_place"] == "cloud"
     assert answered["status"]["host"]["battery_ratio"] == 0.5
+    warnings = {w["name"]: w["text"] for w in answered["status"]["warnings"]}
+    assert "numpy" in warnings.pop("tensor_model:pictures")
+    assert warnings == {}
     program.go()
     paused = await program.at("paused")
     assert (paused["state"], paused["tensor"][0], paused["awake"]) == ("paused", 503, 0)
