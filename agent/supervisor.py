@@ -101,8 +101,8 @@ class Supervisor:
         self._parts.life.step("connected", "stop")
 
     async def resume(self) -> None:
-        """Begin the tracks anew after a pause; nothing happens without one."""
-        if self._paused and self._server is not None:
+        """Begin the tracks anew after a pause; nothing happens without one, nor once `stop` has begun."""
+        if self._paused and self._parts.life.life.serving in ("ready", "paused"):
             self._paused = False
             self._begin_tracks()
 

@@ -53,3 +53,34 @@ async def test_a_track_that_ends_by_a_bug_is_logged_whole(caplog: pytest.LogCapt
         health = await run_once(RuntimeError("a bug"))
     assert not health.warnings
     assert "Traceback" in caplog.text and "goes on without it" in caplog.text
+
+
+async def test_a_pause_ends_the_tracks_and_a_resume_begins_them_once_and_never_after_the_stop() -> None:
+    begun, ended = [0], [0]
+
+    async def track() -> None:
+        begun[0] += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended[0] += 1
+
+    agent = supervisor(Health(FakeClock()), track)
+    await agent.start()
+    await asyncio.sleep(0.01)
+    for _ in range(2):
+        await agent.pause()
+    assert (begun[0], ended[0]) == (1, 1)
+    assert agent.port > 0, "the server goes on"
+    for _ in range(2):
+        await agent.resume()
+        await asyncio.sleep(0.01)
+    assert (begun[0], ended[0]) == (2, 1)
+    await agent.pause()
+    stopping = asyncio.create_task(agent.stop())
+    await asyncio.sleep(0)
+    await agent.resume()
+    await stopping
+    await agent.resume()
+    await asyncio.sleep(0.01)
+    assert begun[0] == ended[0] == 2
