@@ -110,17 +110,17 @@ set_up_systemd_analyze() {
   unpacked_command usr/bin/systemd-analyze
 }
 
-set_up_debootstrap() {  # for the slow test of the installer, which needs a clean Debian
-  if [ "$(id -u)" != 0 ] || command -v debootstrap >/dev/null || [ -x .setup/bin/debootstrap ]; then return; fi
-  say "debootstrap, unpacked into .setup (the system is not changed)"
-  if ! command -v apt-get >/dev/null || ! unpack_packages debootstrap; then
-    say "could not fetch debootstrap (see .setup/apt.log): the test of the installer will be skipped"; return
+set_up_clean_debian() {  # for the slow test of the installer
+  if [ "$(id -u)" != 0 ] || [ -x .setup/bin/debootstrap ]; then return; fi
+  say "debootstrap and systemd-nspawn, unpacked into .setup (the system is not changed)"
+  if ! command -v apt-get >/dev/null || ! unpack_packages debootstrap systemd-container; then
+    say "could not fetch them (see .setup/apt.log): the test of the installer will be skipped"; return
   fi
-  mkdir -p .setup/bin
+  unpacked_command usr/bin/systemd-nspawn
   cat >.setup/bin/debootstrap <<'WRAP'
 #!/bin/sh
 root=$(CDPATH= cd -- "$(dirname -- "$0")/../root" && pwd)
-DEBOOTSTRAP_DIR="$root/usr/share/debootstrap" exec "$root/usr/sbin/debootstrap" "$@"
+PATH="$PATH:$root/usr/bin" DEBOOTSTRAP_DIR="$root/usr/share/debootstrap" exec "$root/usr/sbin/debootstrap" "$@"
 WRAP
   chmod +x .setup/bin/debootstrap
 }
@@ -141,7 +141,7 @@ case $lane in
   test)
     set_up_mosquitto
     set_up_systemd_analyze
-    set_up_debootstrap
+    set_up_clean_debian
     set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 face-short-range \
       face-long-range face-full-range face-full-range-sparse face-landmarks iris-landmarks basic-pitch basic-pitch-tflite \
       sample-page sample-text

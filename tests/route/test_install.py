@@ -22,6 +22,7 @@ from tests.unit.agent.managers import FakeManager
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
 EXTRAS = "onnx"
+PACKAGES = ("python3", "python3-venv", "systemd", "systemd-sysv", "dbus", "procps")
 ACCOUNTS = ("passwd", "group", "shadow", "gshadow")
 PROGRAM = "/opt/midstream/bin/midstream"
 
@@ -102,7 +103,7 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clean]:
         pytest.skip(f"no Debian release has Python {sys.version_info[0]}.{sys.version_info[1]}")
     place = tmp_path_factory.mktemp("debian")
     root = place / "root"
-    command = [debootstrap_binary(), "--variant=minbase", "--include=python3,python3-venv", suite, str(root)]
+    command = [debootstrap_binary(), "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, str(root)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode != 0:
         unavailable(f"debootstrap failed: {(done.stdout + done.stderr)[-500:]}")
@@ -199,6 +200,79 @@ def test_a_damaged_or_foreign_bundle_is_refused_before_anything_changes(debian: 
         assert (done.returncode, words in done.stderr) == (code, True), done.stderr
     broken.unlink()
     assert difference(before, debian.tree()) == []
+
+
+# Runs inside as a unit of its own, writes what it sees, and switches the machine off.
+CHECK = """
+show() { echo "$1: $(systemctl show midstream -p "$2" --value)"; }
+until [ "$(systemctl show midstream -p ActiveState --value)" = active ]; do sleep 0.2; done
+show status StatusText
+printf 'log_level = "debug"\\ntensor_threads = 1\\n' >>/etc/midstream/agent.toml
+systemctl reload midstream
+show reloaded StatusText
+show state ActiveState
+main=$(systemctl show midstream -p MainPID --value)
+tr '\\0' '\\n' <"/proc/$main/environ" | grep -q NOTIFY_SOCKET && echo "manager: told"
+echo "credential: $(cat /run/credentials/midstream.service/text_key)"
+kill -STOP "$main"
+until [ "$(systemctl show midstream -p NRestarts --value)" != 0 ]; do sleep 0.2; done
+until [ "$(systemctl show midstream -p ActiveState --value)" = active ]; do sleep 0.2; done
+echo "journal: $(journalctl -u midstream --no-pager -o cat | grep -m1 "Failed with result")"
+show restarts NRestarts
+systemctl stop midstream
+show result Result
+"""
+
+
+def systemd_nspawn() -> str:
+    unpacked = ROOT / ".setup" / "bin" / "systemd-nspawn"
+    found = shutil.which("systemd-nspawn") or (str(unpacked) if unpacked.exists() else None)
+    if found is None:
+        unavailable("systemd-nspawn is not installed; run `make setup` as root")
+    assert found is not None
+    return found
+
+
+def test_under_a_real_systemd_it_starts_reloads_and_is_restarted_by_the_watchdog(debian: Clean) -> None:
+    """The whole sandbox, booted with systemd as PID 1; a stopped main process is what a hang looks like."""
+    debian.install("--offline", debian.bundle)
+    units = debian.root / "etc/systemd/system"
+    (units / "midstream.service.d").mkdir()
+    (units / "midstream.service.d/quick.conf").write_text("[Service]\nWatchdogSec=4\nRestartSec=1\n")
+    (units / "check.service").write_text(
+        "[Unit]\nAfter=midstream.service\nSuccessAction=poweroff-force\nFailureAction=poweroff-force\n"
+        "[Service]\nType=oneshot\nTimeoutStartSec=120\n"
+        "ExecStart=/bin/sh -c '/bin/sh /src/check.sh >/src/seen.txt 2>&1'\n"
+    )
+    wants = units / "multi-user.target.wants"
+    wants.mkdir(exist_ok=True)
+    for name in ("midstream", "check"):
+        (wants / f"{name}.service").symlink_to(f"/etc/systemd/system/{name}.service")
+    (debian.root / "etc/credstore").mkdir(exist_ok=True)
+    (debian.root / "etc/credstore/midstream.text_key").write_text("sesame")
+    (debian.root / "src/check.sh").write_text(CHECK)
+    command = [systemd_nspawn(), "-D", str(debian.root), "--boot", "--register=no", "--keep-unit", "--private-network"]
+    try:
+        done = subprocess.run(
+            [*command, "--console=pipe"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+            stdin=subprocess.DEVNULL,
+        )
+        file = debian.root / "src/seen.txt"
+        assert file.exists(), (done.stdout + done.stderr)[-2000:]
+        seen = dict(line.split(": ", 1) for line in file.read_text().splitlines() if ": " in line)
+    finally:
+        (units / "check.service").unlink()
+        (wants / "check.service").unlink()
+        debian.install("--uninstall")
+    assert seen["status"].startswith("ready at http://127.0.0.1:8790")
+    assert seen["reloaded"].endswith("in force now: log_level; at the next start: tensor_threads")
+    assert (seen["state"], seen["manager"], seen["credential"]) == ("active", "told", "sesame")
+    assert "'watchdog'" in seen["journal"] and seen["restarts"] == "1"
+    assert seen["result"] == "success"
 
 
 def test_from_a_clone_and_away(debian: Clean) -> None:
