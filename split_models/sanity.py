@@ -15,7 +15,7 @@ _LETTERS = {"FP16": "e", "FP32": "f", "FP64": "d"}
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """False when a float is NaN or infinite. Without numpy it takes some 30 ms per million floats."""
+    """False when a float is NaN or infinite. Without numpy it takes some 0.1 s per million floats."""
     if not tensor.datatype.startswith("FP"):
         return True
     try:
