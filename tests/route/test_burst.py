@@ -38,6 +38,7 @@ from tests.tensor_house import CLS, bundle_root, cloud, engines, store_with
 pytestmark = pytest.mark.timeout(180)  # the first test builds a bundle of the real model
 
 REQUESTS = 60
+MAX_WAITING = 4
 
 
 async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
@@ -46,7 +47,7 @@ async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
     files = {CLS: model_file(CLS)}
     root = await asyncio.to_thread(bundle_root, [CLS], files.__getitem__, tmp_path_factory.mktemp("bundles"))
     store = store_with(tmp_path / "store", files)
-    post = BoundedExecutor("post", 1, 0.02, niceness=10)
+    post = BoundedExecutor("post", 1, 0.02, max_waiting=MAX_WAITING, niceness=10)
     async with cloud(root, store) as far:
         manifest = far.way.bundles[CLS]
         plan = ModelPlan(manifest, recipe(str(manifest.recipe)))
@@ -77,7 +78,7 @@ async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
             assert answer.digest == manifest.digest
             assert answer.spent.after_s > 0
             assert answer.spent.server_s >= 0
-        assert post.metrics().peak_waiting < 10
+        assert post.metrics().peak_waiting <= MAX_WAITING
         assert later.service_s is not None  # the burst's pictures were read there, out of everyone's way
         assert any(thread.name == "cloud-lane" for thread in threading.enumerate())
         # A recipe that fails is this device's fault and not the link's.

@@ -16,7 +16,7 @@ from protocol.acceptance import Refused, accept
 from protocol.clock import WallTime
 from protocol.decode import decode
 from protocol.errors import BadRequest, ConfigError, NotFound, TooLarge
-from protocol.policy import Policy
+from protocol.policy import Policy, SplitPolicy
 from protocol.signature import Envelope
 
 NOW_S = 1_800_000_000.0
@@ -41,7 +41,9 @@ def test_a_device_accepts_what_is_published(publisher: Publisher) -> None:
         assert isinstance(judged, Policy), judged
         held = judged
     assert held is not None
-    assert (held.version, held.split.ratio, held.migration.enabled) == (2, 0.15, False), "documents are whole"
+    assert (held.version, held.split.ratio, held.migration.enabled) == (2, SplitPolicy().ratio, False), (
+        "documents are whole"
+    )
     older = accept(decode(Envelope, first.record.envelope, what="envelope"), held, keys, {}, NOW)
     assert isinstance(older, Refused) and older.code == "older_version"
     assert as_document(first)["note"] == "slower"
