@@ -131,7 +131,8 @@ class Room:
             if turn.done() and not turn.cancelled():
                 self.give(size_bytes)
             else:
-                self._waiting.remove(place)
+                with contextlib.suppress(ValueError):  # its turn came in the same moment, and was passed on
+                    self._waiting.remove(place)
                 self._admit()
             raise
 
@@ -221,11 +222,12 @@ class FrameConnection:
             views = views_of(inputs)
         size_bytes, encode_s = sum(map(len, views)), self._clock() - began_s
         asked = _Asked(on_answer, self._loop.create_future(), began_s, size_bytes, encode_s)
-        await self._room.take(asked.up_bytes)
+        room_bytes = max(size_bytes, sum(tensor.size_bytes for tensor in inputs))  # as Incoming.room_bytes there
+        await self._room.take(room_bytes)
         try:
             return await self._exchange(ask, asked, views, ends_s)
         finally:
-            self._room.give(asked.up_bytes)
+            self._room.give(room_bytes)
 
     def under_way(self) -> TransferSample | None:
         """The oldest request whose arrival is not known yet; `seconds` is its age."""

@@ -133,18 +133,23 @@ class OutgoingQueue:
 
 @define(eq=False)
 class Incoming:
-    """One message on its way in; memory grows with what has arrived, never with what was announced."""
+    """One message on its way in; memory grows with what has arrived, never with what was announced.
+
+    total_bytes: on the wire. room_bytes: what it counts for, the larger of its packed and its unpacked length.
+    """
 
     heads: tuple[TensorHead, ...]
     packed_bytes: int = 0
     size_bytes: int = 0
     total_bytes: int = 0
+    room_bytes: int = 0
     got_bytes: int = 0
     _parts: list[bytes | memoryview] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.size_bytes = sum(head.size_bytes for head in self.heads)
         self.total_bytes = self.packed_bytes or self.size_bytes
+        self.room_bytes = max(self.packed_bytes, self.size_bytes)
 
     def add(self, data: bytes | memoryview, flags: int) -> bool:
         """Take the next bytes; True when the message is whole. Raises ProtocolError when the lengths do not add up."""

@@ -7,7 +7,11 @@ from collections import deque
 
 from engines.frame_parts import Outgoing, OutgoingQueue
 from links.port import FrameStream
+from protocol.errors import ProtocolError
 from protocol.tensor_frames import TensorFrame, encode
+
+MAX_SMALL = 4_096
+"""Frames without data that wait for a far end that does not read; several for each request that a stream takes."""
 
 
 class FrameSender:
@@ -22,6 +26,8 @@ class FrameSender:
         self._data_bytes = 0
         self._small: deque[bytes] = deque()
         self._messages = OutgoingQueue()
+        self._running: asyncio.Task[None] | None = None
+        self._broken: ProtocolError | None = None
         self._work = asyncio.Event()
         self.sent_bytes = 0
         """Of all frames whose sending has begun."""
@@ -32,7 +38,10 @@ class FrameSender:
         return len(self._messages)
 
     def say(self, request: int, frame: TensorFrame) -> None:
-        """A frame without tensor data: it overtakes every message."""
+        """A frame without tensor data: it overtakes every message. Over MAX_SMALL of them waiting end the stream."""
+        if len(self._small) >= MAX_SMALL:
+            self._end()
+            return
         self._small.append(encode(request, frame))
         self._work.set()
 
@@ -51,7 +60,25 @@ class FrameSender:
             self._work.set()
 
     async def run(self) -> None:
-        """Send what comes; ends with the LinkError of the stream."""
+        """Send what comes; ends with the LinkError of the stream, ProtocolError when the far end does not read, or the
+        TooLarge or ProtocolError of a message that cannot be told."""
+        self._running = task = asyncio.current_task()
+        try:
+            await self._send_all()
+        except asyncio.CancelledError:
+            if self._broken is not None and task is not None and task.uncancel() == 0:
+                raise self._broken from None
+            raise
+
+    def _end(self) -> None:
+        if self._broken is None:
+            self._broken = ProtocolError(f"{MAX_SMALL} frames wait and are not read", next_step="read the stream")
+            if self._running is not None:
+                self._running.cancel()
+
+    async def _send_all(self) -> None:
+        if self._broken is not None:
+            raise self._broken
         while True:
             self._work.clear()
             while self._small:

@@ -7,6 +7,7 @@ the queue. What one stream may have here at once is bounded and told in the firs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from functools import partial
@@ -47,6 +48,9 @@ log = logging.getLogger("midstream.split")
 
 RETRY_AFTER_S = 0.2
 """Told to a stream that is over its bounds, which an honest asker never is."""
+
+LAST_WORD_S = 1.0
+"""For telling why a stream ends: who broke the protocol may not read any more."""
 
 
 @frozen
@@ -113,20 +117,29 @@ class _Stream:
                 task.cancel()
             await asyncio.gather(*tasks, writing, return_exceptions=True)
         if broken is not None:
-            await self._stream.send(encode(NO_REQUEST, refusal(broken)))
+            await self._last_word(broken)
 
     async def _write(self) -> None:
         try:
             await self._sender.run()
         except LinkError as err:
             log.debug("a stream of tensor frames cannot be written: %s", err)
-            await self._stream.close()  # which ends the reader too
+        except MidstreamError as err:
+            log.info("a stream of tensor frames is ended: %s", err)
+            await self._last_word(err)
+        await self._stream.close()  # which ends the reader too
+
+    async def _last_word(self, err: MidstreamError) -> None:
+        with contextlib.suppress(LinkError, TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                await self._stream.send(encode(NO_REQUEST, refusal(err)))
 
     def _read(self, data: bytes) -> None:
         try:
             framed = decode(data)
         except BrokenFrame as err:
-            self._refuse(err.request, err)
+            self._forget(err.request)
+            self._sender.say(err.request, refusal(err))
             return
         frame = framed.frame
         if isinstance(frame, Ask):
@@ -149,12 +162,12 @@ class _Stream:
         incoming = Incoming(ask.tensors, ask.packed_bytes)
         if framed.request in self._held or framed.request == NO_REQUEST:
             raise ProtocolError(f"request {framed.request} is in flight already", field="request")
-        if not self._fits(incoming.total_bytes):
+        if not self._fits(incoming.room_bytes):
             self._sender.say(
                 framed.request, refusal(Full("this stream has too much in flight", retry_after_s=RETRY_AFTER_S))
             )
             return
-        held = _Held(ask, incoming, self._clock(), incoming.total_bytes)
+        held = _Held(ask, incoming, self._clock(), incoming.room_bytes)
         self._held[framed.request] = held
         self._asked_bytes += held.size_bytes
         self._add(framed, held, ask.data)
@@ -192,6 +205,8 @@ class _Stream:
             log.exception("a request over tensor frames failed")
             self._refuse(request, MidstreamError("internal error", next_step="see the log of the server"))
             return
+        if self._held.get(request) is not held:
+            return  # it was given up meanwhile
         packed_bytes = len(views[0]) if held.ask.packed_bytes else 0
         wait_us, compute_us = round(1e6 * served.wait_s), round(1e6 * served.compute_s)
         held.answer_bytes = sum(map(len, views))
@@ -200,10 +215,11 @@ class _Stream:
         def head(data: bytes | memoryview) -> Answer:
             return Answer(served.digest, wait_us, compute_us, told, packed_bytes, data)
 
-        self._sender.post(Outgoing(request, head, views, on_end=partial(self._left, request)))
+        self._sender.post(Outgoing(request, head, views, on_end=partial(self._left, request, held)))
 
     async def _served(self, held: _Held) -> tuple[Served, tuple[TensorHead, ...], deque[memoryview]]:
         ask, large = held.ask, held.incoming.size_bytes
+        self._service.find(ask.model)  # before any work on data that is for nobody
         inputs = await aside(held.incoming.tensors, large if ask.packed_bytes else 0)
         left_s = ask.deadline_ms / 1000 - (self._clock() - held.began_s)
         asked = InferRequest(model=ask.model, inputs=inputs, id=ask.id[:128], binary=True)
@@ -225,8 +241,9 @@ class _Stream:
         if held is not None and held.task is not None:
             held.task.cancel()
 
-    def _left(self, request: int, sent_bytes: int) -> None:
-        self._drop(request)
+    def _left(self, request: int, held: _Held, sent_bytes: int) -> None:
+        if self._held.get(request) is held:  # a number that was given up may be in use again
+            self._drop(request)
 
     def _drop(self, request: int) -> _Held | None:
         held = self._held.pop(request, None)

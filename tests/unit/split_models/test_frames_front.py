@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from attrs import define
 
 from engines.executor import BoundedExecutor
-from engines.fakes_tensor import MAGIC, FakeTensorRuntime
+from engines.fakes_tensor import MAGIC, FakeTensorEndpoint, FakeTensorRuntime
+from engines.frame_sender import MAX_SMALL
 from engines.local import LocalEndpoint
 from engines.pool import ModelPool
 from engines.port import TensorAnswer
@@ -28,6 +30,7 @@ from protocol.events import TransferSample
 from protocol.handoff_frames import Refuse
 from protocol.tensor_frames import (
     LAST,
+    MAX_TEXT_BYTES,
     TENSOR_FRAMES_PATH,
     Answer,
     Ask,
@@ -42,7 +45,7 @@ from protocol.tensor_frames import (
     encode,
     heads_of,
 )
-from protocol.tensors import Tensor
+from protocol.tensors import Tensor, TensorSpec
 from split_models.frames_front import FramesFront, StreamLimits
 from split_models.service import Service, Shown
 
@@ -262,6 +265,90 @@ async def test_a_broken_stream_is_told_why_and_ended(house: House, frame: bytes)
     assert isinstance(framed.frame, Refuse)
     assert framed.frame.code == ProtocolError.code
     assert await stream.receive() is None
+
+
+async def test_packed_requests_count_for_what_they_unpack_to(tmp_path: Path) -> None:
+    async for house in houses(tmp_path, StreamLimits(max_bytes=1_000)):
+        stream = await opened(house)
+        await stream.send(encode(1, ask("slow", X), LAST))
+        bomb = Ask("double", "", 5_000, (TensorHead("x", "FP32", (1, 1_000), 4_000),), 100)
+        await stream.send(encode(2, bomb))
+        framed = await told(stream)
+        while framed.request != 2:
+            framed = await told(stream)
+        assert isinstance(framed.frame, Refuse)
+        assert framed.frame.code == Full.code
+        await stream.close()
+
+
+@pytest.mark.skipif(not zstd.available(), reason="no Zstandard library")
+async def test_an_asker_of_packed_requests_waits_for_its_room(tmp_path: Path) -> None:
+    async for house in houses(tmp_path, StreamLimits(max_bytes=100_000)):
+        endpoint = FramesEndpoint("cloud", house.link.open)
+        await endpoint.infer("slow", [X], 5.0)
+        twin = endpoint.compressing()
+        assert twin is not None
+        asked = [asyncio.create_task(twin.infer("slow", [large(20_000)], 5.0)) for _ in range(3)]
+        assert len(await asyncio.gather(*asked)) == 3
+        await endpoint.close()
+
+
+async def test_packed_data_for_no_model_is_not_unpacked(house: House) -> None:
+    stream = await opened(house)
+    await stream.send(encode(1, Ask("nobody", "", 5_000, heads_of([X]), 4, b"junk"), LAST))
+    seen = [(await told(stream)).frame for _ in range(2)]
+    assert isinstance(seen[1], Refuse)
+    assert seen[1].code == "model_not_found"
+    await stream.close()
+
+
+async def test_a_broken_frame_of_a_running_request_ends_it(house: House) -> None:
+    stream = await opened(house)
+    await stream.send(encode(1, ask("slow", X), LAST))
+    await asyncio.sleep(DELAY_S / 4)
+    await stream.send(encode(1, ask("double", X), LAST)[:10])
+    await stream.send(encode(2, ask("slow", X), LAST))
+    seen = [await told(stream) for _ in range(4)]
+    assert [(f.request, type(f.frame)) for f in seen] == [(1, Received), (1, Refuse), (2, Received), (2, Answer)]
+    await stream.close()
+
+
+class LongNames(FakeTensorEndpoint):
+    """Its output has a name that no frame can carry."""
+
+    async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
+        return TensorAnswer((Tensor("y" * (MAX_TEXT_BYTES + 1), "FP32", (1, 4), X.data),), "")
+
+    async def describe(self, name: str) -> tuple[list[TensorSpec], list[TensorSpec], str]:
+        return [], [], ""
+
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None:
+        return None
+
+    def loaded(self, name: str) -> bool:
+        return True
+
+
+async def test_an_answer_that_cannot_be_told_ends_the_stream() -> None:
+    executor = BoundedExecutor("frames", 1)
+    shown = {"double": Shown("double", "fake")}
+    front = FramesFront(Service(LongNames(), executor, time.monotonic, lambda: shown))
+    link = MemoryLink("cloud", [], [front.route])
+    endpoint = FramesEndpoint("cloud", link.open)
+    with pytest.raises(ProtocolError):
+        await endpoint.infer("double", [X], 5.0)
+    await endpoint.close()
+    await link.close()
+    executor.close()
+
+
+async def test_a_peer_that_asks_and_reads_nothing_is_left(house: House) -> None:
+    stream = await house.link.open(TENSOR_FRAMES_PATH)
+    with pytest.raises(LinkClosed):
+        async with asyncio.timeout(20):
+            for count in itertools.count():
+                await stream.send(encode(0, Hello(credit_bytes=1 << 20)))
+                await asyncio.sleep(0.0 if count <= 2 * MAX_SMALL else 0.01)
 
 
 async def test_a_number_in_flight_twice_ends_the_stream(house: House) -> None:
