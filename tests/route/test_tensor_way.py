@@ -299,17 +299,20 @@ async def test_a_bundle_is_kept_for_a_start_without_a_link(
 async def test_what_requests_taught_survives_a_restart(
     files: dict[str, Path], tmp_path: Path, near: Device, page: bytes
 ) -> None:
-    store = stored(tmp_path / "device", files)
-    async with device(store, policy=QUICK) as first:
+    """The first life is slowed, so that what it taught is far from what the bundle says."""
+    store, slowed = stored(tmp_path / "device", files), SlowedRuntime(OnnxRuntime(), 40.0)
+    async with device(store, policy=QUICK, onnx=slowed) as first:
+        said_s = first.way.runners[CLS].table.seconds("device", "whole")
         client = Client(first.server.port)
         for _ in range(6):
             await client.boxes(page, CLS)
         await client.close()
         table = first.way.runners[CLS].table
-    taught = table.learnt()["device"]  # with what a warm run taught until the stop
-    assert "whole" in taught
-    async with device(store, policy=QUICK) as again:
-        assert again.way.runners[CLS].table.seconds("device", "whole") == pytest.approx(taught["whole"])
+    taught_s = table.learnt()["device"]["whole"]
+    assert taught_s > 5 * said_s
+    async with device(store, policy=QUICK, onnx=slowed) as again:
+        # A warm run's slow-down may be on top.
+        assert again.way.runners[CLS].table.seconds("device", "whole") == pytest.approx(taught_s, rel=0.4)
 
 
 async def test_a_dead_far_end_never_stops_the_device(files: dict[str, Path], tmp_path: Path, page: bytes) -> None:
