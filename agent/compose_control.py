@@ -55,6 +55,7 @@ BROWSE_S = 4.0
 PLAIN_MQTT_PORT = 1883
 SESSION_EXPIRY_S = 86_400
 RENEW_DAYS = 60
+JOIN_LOOK_S = 2.0
 INFO_PATH = "/midstream/v1/info"
 MAX_INFO_BYTES = 16 << 10
 
@@ -115,17 +116,37 @@ class ControlSide:
         self._take(self.store.enrolment())
 
     async def run(self) -> None:
-        """Join if there is a token, then stay connected; a device that never joined serves alone."""
+        """Join if there is a token, then stay connected; a device that has not joined serves alone until it has."""
         if self.config.join_token:
             await self._join(decode_join(self.config.join_token))
-        if self.enrolment is None:
+        elif self.enrolment is None:
             self.health.warn(
                 "fleet", "this device has not joined a fleet", "`midstream join TOKEN` to use a coordinator"
             )
-            return
-        self.context = identity_context(self.store, self.enrolment)
-        self.connector = Connector(self.enrolment, self._ports(self.enrolment))
+        enrolment = self.enrolment or await self._joined_by_another()
+        self.context = identity_context(self.store, enrolment)
+        self.connector = Connector(enrolment, self._ports(enrolment))
         await self.connector.run()
+
+    async def _joined_by_another(self) -> Enrolment:
+        """Wait until another process (`midstream join`) has left an enrolment; the disk is only looked at till then."""
+        while True:
+            await asyncio.sleep(JOIN_LOOK_S)
+            if not self.store.has_enrolment:
+                continue
+            await asyncio.sleep(JOIN_LOOK_S)  # that process writes its certificate after the enrolment
+            try:
+                found = self.store.enrolment()
+            except (MidstreamError, OSError) as err:
+                self.health.warn("fleet", f"the enrolment cannot be used: {err}", "`midstream join` as this user")
+                continue
+            if found is not None and found.device_id == self.device_id:
+                self._take(found)
+                self.health.clear("fleet")
+                return found
+            if found is not None:
+                joined_as = f"this device joined as {found.device_id!r} and runs as {self.device_id!r}"
+                self.health.warn("fleet", joined_as, "restart the agent")
 
     @property
     def control(self) -> Control | None:

@@ -90,6 +90,14 @@ class IdentityStore:
         write_durable(self._id_path, made.encode())
         return made
 
+    @property
+    def has_enrolment(self) -> bool:
+        """Whether an enrolment is on disk, usable or not: one look at the folder."""
+        try:
+            return self._enrolment_path.exists()
+        except OSError:
+            return False
+
     def enrolment(self) -> Enrolment | None:
         """The enrolment in force, or None; a torn newest copy falls back to the one before."""
         if self.key.read() is None:

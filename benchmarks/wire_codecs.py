@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from benchmarks.verify import verify_offered
 from engines.arrays import to_array
 from engines.catalogue import shipped_catalogue
 from engines.onnx import OnnxRuntime
@@ -23,7 +24,6 @@ from split_models.recipe_cls import TextDirection
 from split_models.recipe_det import TextDetection
 from split_models.recipes import Made, recipe
 from split_models.task import read_npz
-from split_models.verify import verify_offered
 
 DET, CLS, REC = "ppocr-v4-det", "ppocr-v2-cls", "ppocr-v4-rec"
 MODELS = (DET, CLS, REC)

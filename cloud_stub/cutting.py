@@ -29,6 +29,7 @@ BUILD_S = 600.0
 """A build bounds its own work to 90 s of a desktop; an hour-long one is stuck."""
 
 MAX_LINE_BYTES = 64 << 10
+MAX_ERROR_CHARACTERS = 500
 
 MAX_SAMPLES = 4
 MAX_SAMPLE_BYTES = 4 << 20
@@ -73,6 +74,8 @@ class Cutter:
                 self._failed(job, f"not done after {BUILD_S:.0f} s")
             except OSError as err:
                 self._failed(job, f"cannot start a process: {err.strerror or err}")
+            except (MidstreamError, ValueError) as err:  # ValueError: a line of the child's that is too long
+                self._failed(job, str(err))
 
     async def _build(self, job: CutJob) -> None:
         name = job.entry.name
@@ -104,8 +107,8 @@ class Cutter:
             self._failed(job, str(last.get("error") or f"the process ended with {code}"))
 
     def _failed(self, job: CutJob, why: str) -> None:
-        self.state[job.entry.name] = f"failed: {why[:500]}"
-        log.warning("%s cannot be cut, it is served whole: %s", job.entry.name, why)
+        self.state[job.entry.name] = f"failed: {why[:MAX_ERROR_CHARACTERS]}"
+        log.warning("%s cannot be cut, it is served whole: %s", job.entry.name, why[:MAX_ERROR_CHARACTERS])
 
 
 def usable_samples(files: Sequence[Path]) -> tuple[Path, ...]:
@@ -162,7 +165,7 @@ def child_main(text: str) -> int:
         samples = [*_own_sample(Path(task["file"])), *_contents(task.get("samples", []))]
         manifest = finished_bundle(Order(entry, Path(task["file"]), Path(task["out"]), samples, limits), tell)
     except MidstreamError as err:
-        _say({"error": str(err)})
+        _say({"error": str(err)[:MAX_ERROR_CHARACTERS]})
         return 1
     _say({"cuts": len(manifest.cuts)})
     return 0

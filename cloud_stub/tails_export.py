@@ -106,15 +106,19 @@ def _export(part: _Part, out_dir: Path, runtime: TensorRuntime) -> Exported:
 
 def _write(part: _Part, config: str, final: Path) -> None:
     """Beside its place, then renamed: servers skip names with a dot, and see the folder complete or not at all."""
-    final.parent.mkdir(parents=True, exist_ok=True)
+    if not final.parent.exists():
+        final.parent.mkdir(parents=True)
+        final.parent.chmod(0o755)  # like all below: servers run as other users, whatever our umask is
     room = Path(tempfile.mkdtemp(prefix=f".{part.name}-", dir=final.parent))
     try:
         (room / "1").mkdir()
         shutil.copyfile(part.file, room / "1" / "model.onnx")
         (room / CONFIG).write_text(config)
         for file in (room / "1" / "model.onnx", room / CONFIG):
+            file.chmod(0o644)
             _flush(file)
-        room.chmod(0o755)  # servers run as other users
+        for folder in (room / "1", room):
+            folder.chmod(0o755)
         room.rename(final)
     finally:
         shutil.rmtree(room, ignore_errors=True)

@@ -169,11 +169,5 @@ def best_threads(measured: Sequence[Measured], digest: str, engine: str, what: s
     return min(m.threads for m in found if _seconds(m) <= fastest * _CLOSE_RATIO)
 
 
-def best_engine(measured: Sequence[Measured], digest: str, what: str) -> str | None:
-    """The engine that was fastest for this model; None when nothing was measured."""
-    found = [m for m in measured if (m.digest, m.what) == (digest, what)]
-    return min(found, key=_seconds).engine if found else None
-
-
 def _seconds(measured: Measured) -> float:
     return measured.median_s if measured.per_token_s is None else measured.per_token_s

@@ -104,11 +104,6 @@ def judge(
     return _out_of_time(policy, now.unix_s) or Verdict(policy, "accepted", ignored=ignored)
 
 
-def is_expired(policy: Policy, now: WallTime) -> bool:
-    """True when a trusted clock is past the end of the document; 0 means no end."""
-    return now.trusted and 0 < policy.expires_s <= now.unix_s - CLOCK_SKEW_S
-
-
 def check_ranges(policy: Policy) -> None:
     """Raise ProtocolError naming the first field whose value makes no sense."""
     for path, (least, most) in _RANGES.items():

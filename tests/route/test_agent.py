@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.compose_control import JOIN_LOOK_S, join_fleet
 from agent.enrolment import join
 from agent.fakes_host import FakeHost
 from agent.identity import IdentityStore
@@ -102,6 +103,22 @@ async def test_join_connect_register_and_drain(
     async with RunningHouse(config_for(tmp_path)) as agent:
         await agent.until_state("connected")
         assert (await agent.status())["via"] == "last_good"
+
+
+async def test_a_join_while_the_agent_runs_needs_no_restart(
+    tmp_path: Path, coordinator: JoinableCoordinator, broker: Broker
+) -> None:
+    """As in the service's set-up: the agent starts unenrolled, another process joins."""
+    config = config_for(tmp_path)
+    async with RunningHouse(config) as agent:
+        assert [w["name"] for w in (await agent.status())["warnings"]] == ["fleet"]
+        before = {path: path.stat().st_mtime_ns for path in config.identity_dir.rglob("*")}
+        await asyncio.sleep(2 * JOIN_LOOK_S)
+        assert before == {path: path.stat().st_mtime_ns for path in config.identity_dir.rglob("*")}, "only looked at"
+        await join_fleet(config, encode_join(coordinator.token()))
+        await agent.until_state("connected")
+        found = await agent.status()
+        assert (found["fleet"], found["warnings"]) == ("default", [])
 
 
 async def test_a_guest_finds_a_coordinator_that_moved_by_its_hosts_discovery(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.verify import Checked, verify_cuts, verify_offered
 from engines.catalogue import shipped_catalogue
 from split_models.bundle import BundleLimits, build_bundle
 from split_models.bundle_files import read_bundle, verify_files
 from split_models.images import drawn_text, encode
-from split_models.verify import Checked, verify_cuts, verify_offered
 from tests.tensor_house import CLS, DET, bundle_root
 
 MAX_RELATIVE_ERROR = 1e-5

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.verify import verify_cuts, verify_offered
 from engines.arrays import to_tensor
 from engines.catalogue import shipped_catalogue
 from engines.tflite import TfliteRuntime
@@ -15,7 +16,6 @@ from protocol.tensors import Tensor
 from split_models.bundle import BundleLimits, build_bundle
 from split_models.offer import GOOD_ERROR_RATIO
 from split_models.prepare_tflite import prepare
-from split_models.verify import verify_cuts, verify_offered
 
 LEAST_CUTS = {
     "face-short-range": 20, "face-long-range": 20, "face-full-range": 15, "face-full-range-sparse": 14,

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from onnx import TensorProto, helper
+
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.cutting import CutJob, Cutter
 from cloud_stub.tails import ServedStore, cut_jobs
 from engines.catalogue import shipped_catalogue
 from protocol.decode import encode
+from protocol.errors import ProtocolError
 from protocol.models import CatalogueEntry, Source
 from split_models import images
 from split_models.bundle_files import read_bundle
@@ -44,6 +47,29 @@ async def test_a_file_that_is_no_model_is_told_and_the_next_job_runs(tmp_path: P
     assert "models pull" in cutter.state["gone"]
     assert not (tmp_path / "out" / "bad").exists(), "nothing half-written"
     assert not list(tmp_path.glob("bundle-*"))
+
+
+async def test_an_error_of_any_length_or_a_bundle_that_is_refused_ends_its_own_job_only(
+    tmp_path: Path, model_file: Callable[[str], Path]
+) -> None:
+    """The child's words name the model's input; the limit of one line must not end the cutter."""
+    wordy = tmp_path / "wordy.onnx"
+    x, y = (helper.make_tensor_value_info(name * 50_000, TensorProto.FLOAT, [1, None]) for name in ("long", "y"))
+    graph = helper.make_graph([helper.make_node("Relu", [x.name], [y.name])], "g", [x], [y])
+    wordy.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    cls = Path(shutil.copy(model_file("ppocr-v2-cls"), tmp_path))
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(b"not a model")
+
+    async def refuse(model: str) -> None:
+        raise ProtocolError(f"{model} is torn")
+
+    jobs = [CutJob(entry("wordy"), wordy), CutJob(entry("cls"), cls), CutJob(entry("bad"), bad)]
+    cutter = Cutter(tmp_path / "out", jobs, refuse, threads=1)
+    await cutter.run()
+    assert all(state.startswith("failed: ") and len(state) < 600 for state in cutter.state.values())
+    assert "longlong" in cutter.state["wordy"]
+    assert cutter.state["cls"] == "failed: cls is torn"
 
 
 async def test_cancelling_ends_the_child(tmp_path: Path, model_file: Callable[[str], Path]) -> None:

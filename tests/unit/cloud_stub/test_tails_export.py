@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +62,16 @@ def test_a_second_export_changes_nothing_and_another_file_is_not_overwritten(sta
     with pytest.raises(ConfigError, match="holds another file"):
         export_repository([bundle], out, OnnxRuntime())
     assert file.read_bytes() == b"somebody else's"
+
+
+def test_another_users_server_can_read_it_under_any_umask(state: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        export_repository([state / "bundles" / CLS], tmp_path / "repository", OnnxRuntime())
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "repository", *(tmp_path / "repository").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
 
 
 def test_names_are_quoted_and_free_dimensions_are_minus_one() -> None:

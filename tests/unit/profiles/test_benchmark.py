@@ -13,7 +13,6 @@ from profiles.benchmark import (
     Basis,
     BenchmarkDocument,
     Progress,
-    best_engine,
     best_threads,
     decode_benchmark,
     encode_benchmark,
@@ -192,11 +191,8 @@ def test_the_fewest_threads_that_are_nearly_the_fastest(seconds: tuple[float, ..
     assert best_threads(sweep(*seconds), "d", "llama", "decode") == want
 
 
-def test_unmeasured_threads_and_engines_are_unknown() -> None:
+def test_unmeasured_threads_are_unknown() -> None:
     assert best_threads(sweep(0.1), "d", "llama", "prefill") is None
-    assert best_engine(sweep(0.1), "other", "decode") is None
-    other = [Measured("d", "llama_cpp", 2, "decode", 1.0, 0.0, 0.05)]
-    assert best_engine([*sweep(0.1), *other], "d", "decode") == "llama_cpp"
 
 
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=20))

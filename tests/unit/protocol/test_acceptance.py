@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from protocol.acceptance import CLOCK_SKEW_S, Refused, Verdict, accept, check_ranges, is_expired, judge
+from protocol.acceptance import CLOCK_SKEW_S, Refused, Verdict, accept, check_ranges, judge
 from protocol.clock import WallTime
 from protocol.decode import encode, plain
 from protocol.errors import ProtocolError
@@ -133,10 +133,10 @@ def test_an_untrusted_clock_never_denies_validity(shown_s: float) -> None:
 def test_a_document_is_judged_again_when_the_clock_is_set() -> None:
     """CL1: held since before the clock was set; expiry shows as soon as the time can be trusted, with no restart."""
     policy = Policy(fleet="f", expires_s=NOW.unix_s - 10_000)
-    assert not is_expired(policy, UNSET)
-    assert not is_expired(policy, WallTime(4e9, trusted=False))
-    assert is_expired(policy, NOW)
-    assert not is_expired(Policy(fleet="f"), NOW)
+    for now in (UNSET, WallTime(4e9, trusted=False)):
+        assert code(judged(policy, now=now)) == "accepted_clock_untrusted"
+    assert code(judged(policy, now=NOW)) == "expired"
+    assert code(judged(Policy(fleet="f"), now=NOW)) == "accepted"
 
 
 def test_an_untrusted_clock_does_not_weaken_the_other_rules() -> None:

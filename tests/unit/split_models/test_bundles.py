@@ -12,6 +12,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.verify import verify_offered
 from cloud_stub.bundles import BundleShelf
 from engines.catalogue import shipped_catalogue
 from engines.onnx import OnnxRuntime
@@ -37,7 +38,6 @@ from split_models.cuts import Cut
 from split_models.graph import GraphTensor
 from split_models.measure import head_probes, time_calls
 from split_models.offer import offers
-from split_models.verify import verify_offered
 
 CLS = "ppocr-v2-cls"
 

@@ -13,6 +13,7 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.verify import verify_offered
 from engines.arrays import to_array, to_tensor
 from engines.digest import file_sha256
 from engines.tflite import TfliteRuntime
@@ -27,7 +28,6 @@ from split_models.partition_tflite import Partitioner
 from split_models.prepare_tflite import Prepared, prepare
 from split_models.tflite_files import indices, operator_name, parse_model, to_bytes
 from split_models.tflite_graph import index_bounds
-from split_models.verify import verify_offered
 from tests.unit.split_models.tflite_models import Drawn, chain, int8_net
 
 FACE = "face-short-range"
