@@ -56,10 +56,10 @@ class LinkProbe:
             return
         if sample.direction == "up":
             self._note_stall(sample)
-        if sample.complete and sample.size_bytes < SMALL_BYTES:
-            if sample.direction == "up":
+        if sample.size_bytes < SMALL_BYTES:
+            if sample.complete and sample.direction == "up":
                 self._take_round_trip(sample)
-            return
+            return  # so few bytes say nothing of the rate, ended or given up
         way = self._way(sample.link, sample.direction)
         if way is None:
             return
@@ -69,7 +69,7 @@ class LinkProbe:
         if sample.complete and sample.seconds > 0:
             self.resets += way.take(pair, sample.idle_before_s, rtt_s, self._rules)
             self.taken += 1
-        elif not sample.complete and sample.size_bytes >= SMALL_BYTES and not arrived(sample):
+        elif not sample.complete and not arrived(sample):
             way.give_up(pair, rtt_s, self._rules)
 
     def add_round_trip(self, link: str, seconds: float, at_s: float) -> None:
@@ -129,6 +129,7 @@ class LinkProbe:
 
     def renewed(self, link: str) -> None:
         """`link` leads to the same place by new connections: what the old ones left unfinished says nothing of them."""
+        self._stalled.pop(link, None)
         for way in self._of(link).values():
             way.unfinished = None
 

@@ -93,7 +93,8 @@ class Work:
     """One request's input. `made` is filled by the first arm that needs it: a second one need not decode again.
 
     before_s, before_queue_s: what making it took, and the wait for that. making: one arm at a time makes it. can_wait:
-    it may stand behind others, so that a burst of such requests costs nobody else anything.
+    it may stand behind others, so that a burst of such requests costs nobody else anything. asked_s: when a far end was
+    asked last; before that no time was spent on a link.
     """
 
     encoded: bytes | memoryview | None
@@ -103,6 +104,7 @@ class Work:
     before_queue_s: float = 0.0
     making: asyncio.Lock = field(factory=asyncio.Lock)
     can_wait: bool = False
+    asked_s: float | None = None
 
 
 class Arms:
@@ -174,7 +176,7 @@ class Arms:
         else:
             inputs, model, answers = work.tensors, plan.whole, plan.outputs
             up_bytes = sum(tensor.size_bytes for tensor in inputs)
-        answer, there = await self._ask(arm, plan, model, inputs, answers, deadline_s)
+        answer, there = await self._ask(arm, plan, work, model, inputs, answers, deadline_s)
         down_bytes = sum(tensor.size_bytes for tensor in answer.outputs)
         spent = evolve(there, up_bytes=up_bytes, down_bytes=down_bytes)
         return ArmAnswer(tuple(answer.outputs), answer.digest or plan.manifest.digest, spent)
@@ -192,7 +194,7 @@ class Arms:
         """The tail's answer and what the recipe makes of it: in the link's own lane for requests that can wait."""
         lane = working(self._plain_remote(arm)) if work.can_wait and work.encoded is not None else None
         if lane is None or plan.recipe is None:
-            tail, there = await self._ask(arm, plan, plan.tail(cut), crossing, plan.answers(cut), deadline_s)
+            tail, there = await self._ask(arm, plan, work, plan.tail(cut), crossing, plan.answers(cut), deadline_s)
             return tail, there, await self._after(plan, work, made, plan.plain(cut, tuple(tail.outputs)))
         recipe = plan.recipe
 
@@ -204,7 +206,7 @@ class Arms:
             except MidstreamError as err:
                 return err  # this device's own, not the far end's
 
-        sent_s = self._clock()
+        sent_s = work.asked_s = self._clock()
         try:
             done = await lane.infer_then(plan.tail(cut), crossing, deadline_s, finish, packed=arm.compressed)
         except MidstreamError as err:
@@ -224,13 +226,14 @@ class Arms:
         self,
         arm: Arm,
         plan: ModelPlan,
+        work: Work,
         model: str,
         inputs: Sequence[Tensor],
         answers: Sequence[TensorSpec],
         deadline_s: float,
     ) -> tuple[TensorAnswer, Spent]:
         """A checked answer of the far end, and the stages until it was here. Raises FarEndError only."""
-        sent_s = self._clock()
+        sent_s = work.asked_s = self._clock()
         try:
             answer = await self._remote(arm).infer(model, inputs, deadline_s)
             elapsed_s = self._clock() - sent_s

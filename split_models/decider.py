@@ -24,6 +24,9 @@ PATIENCE_S = 1.0
 MOST_CREDIT = 4.0
 """Looks at a link that may be saved while it is in use."""
 
+DOWN_S = 60.0
+"""A link that failed is left alone so long where the policy allows no looks, which would find it again sooner."""
+
 RESERVE_RATIO = 1.5
 """Device seconds kept back from the deadline for the fallback, over their estimate."""
 
@@ -60,11 +63,12 @@ class _Seat:
 
 @define
 class _LinkState:
-    """down: the last attempt failed. looked: was explored once. closed_until_s: the far end is left alone until then.
-    trouble: why one or the other, for people. alike: requests in a row that sent `sent_bytes` and nothing else.
+    """down_since_s: the last attempt failed then. looked: was explored once. closed_until_s: the far end is left alone
+    until then. trouble: why one or the other, for people. alike: requests in a row that sent `sent_bytes` and nothing
+    else.
     """
 
-    down: bool = False
+    down_since_s: float | None = None
     trouble: str = ""
     looked: bool = False
     closed_until_s: float = 0.0
@@ -87,10 +91,9 @@ class Decider:
         self._budget = HedgeBudget()
         self.last: Proposal | None = None
 
-    @property
-    def held(self) -> Held:
-        """What encoded requests use now."""
-        return self._seats[True].held
+    def held(self, *, encoded: bool = True) -> Held:
+        """What requests of this kind use now."""
+        return self._seats[encoded].held
 
     def decide(
         self,
@@ -108,10 +111,10 @@ class Decider:
         looking: links that are being looked at now. No request switches to one of them: it would stand in line behind
         the look.
         """
-        proposal = propose(costs, views, device_wait_s, policy, self._troubles(now_s))
+        proposal = propose(costs, views, device_wait_s, policy, self._troubles(now_s, policy))
         self.last = proposal
         device_s = next((cost.device_s for cost in costs if cost.arm == DEVICE_ARM), 0.0)
-        self._budget = self._budget.requested(device_s)
+        self._budget = self._budget.requested(device_s, policy)
         covered = 0.0 < device_s <= self._budget.allowance_s(policy)
         seat = self._seats[encoded]
         left = self._switch(seat, proposal, policy, now_s, covered, looking)
@@ -199,38 +202,48 @@ class Decider:
     def patience_s(self, decision: Decision, left_s: float) -> float:
         """Seconds for the link, so that the device can still answer in the `left_s` until the deadline.
 
-        While a hedge can be afforded nothing but the deadline ends the wait: the device starts beside the link.
+        Where both do not fit into `left_s` one after the other the link has all of it, or, if only the device can
+        answer in time, nothing. While a hedge can be afforded nothing but the deadline ends the wait: the device starts
+        beside the link.
         """
         arm, proposal = decision.arm, decision.proposal
         entry, device = proposal.of(arm), proposal.of(DEVICE_ARM)
         reserve_s = RESERVE_RATIO * device.predicted_s if device else 0.0
         predicted_s = entry.predicted_s if entry else 0.0
+        if predicted_s + reserve_s <= left_s:
+            most_s = left_s - reserve_s
+        elif device is not None and device.predicted_s <= left_s < predicted_s:
+            return 0.0
+        else:
+            most_s = left_s
         if decision.covered:
-            return left_s - reserve_s
-        return min(left_s - reserve_s, max(PATIENCE_RATIO * predicted_s, predicted_s + PATIENCE_S))
+            return most_s
+        return min(most_s, max(PATIENCE_RATIO * predicted_s, predicted_s + PATIENCE_S))
 
     def answered(self, link: str) -> None:
         """`link` gave an answer: whatever was wrong with it is over."""
-        self._link(link).down = False
+        self._link(link).down_since_s = None
 
-    def failed(self, link: str, trouble: str) -> None:
-        """An attempt failed: leave `link` until it has answered again."""
+    def failed(self, link: str, trouble: str, now_s: float) -> None:
+        """An attempt failed: leave `link` until it has answered again, or for DOWN_S where nothing looks at it."""
         state = self._link(link)
-        state.down, state.trouble = True, trouble
+        state.down_since_s, state.trouble = now_s, trouble
 
     def close(self, link: str, until_s: float, trouble: str) -> None:
         """The far end of `link` is to be left alone until `until_s`."""
         state = self._link(link)
         state.closed_until_s, state.trouble = until_s, trouble
 
-    def open(self, link: str, now_s: float) -> bool:
+    def open(self, link: str, policy: SplitPolicy, now_s: float) -> bool:
         """Whether the link answered last time, and its peer does not want to be left alone now."""
         state = self._link(link)
-        return not state.down and state.closed_until_s <= now_s
+        if state.down_since_s is not None and (policy.explore_one_in > 0 or now_s < state.down_since_s + DOWN_S):
+            return False
+        return state.closed_until_s <= now_s
 
-    def _troubles(self, now_s: float) -> Mapping[str, str]:
-        """Links that failed or sent us away; each counts as unknown until it has answered again."""
-        return {name: state.trouble for name, state in self._links.items() if not self.open(name, now_s)}
+    def _troubles(self, now_s: float, policy: SplitPolicy) -> Mapping[str, str]:
+        """Links that failed or sent us away; each counts as unknown until it is open again."""
+        return {name: state.trouble for name, state in self._links.items() if not self.open(name, policy, now_s)}
 
     def _switch(
         self,

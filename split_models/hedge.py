@@ -34,6 +34,9 @@ _TAIL_STARTS = (1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
 RESERVE_RUNS = 1.0
 """With so many unspent device runs in hand a further device second costs half a second, with none left a whole one."""
 
+MOST_RUNS = 4.0
+"""Device runs that may be saved up: what ten thousand requests did not need is no leave to hedge each of the next."""
+
 AT_ONCE_S = 1e-3
 """A start that is nearer than this is made now."""
 
@@ -51,22 +54,32 @@ NEVER = Hedge(inf, "there is nothing to start")
 
 @frozen
 class HedgeBudget:
-    """Device seconds: what a device-only run would have used so far, and what was started as hedges."""
+    """Device seconds: what a device-only run would have used so far, and what was started as hedges.
+
+    saved_s: earned by requests and not spent, at most MOST_RUNS runs of the newest request; what is over lapses.
+    """
 
     device_only_s: float = 0.0
     hedged_s: float = 0.0
+    saved_s: float = 0.0
 
-    def requested(self, device_s: float) -> HedgeBudget:
-        """One more request, which a device-only run would have answered in `device_s`."""
-        return evolve(self, device_only_s=self.device_only_s + _seconds(device_s))
+    def requested(self, device_s: float, policy: SplitPolicy) -> HedgeBudget:
+        """One more request, which a device-only run would have answered in `device_s`; it earns the policy's share."""
+        run_s = _seconds(device_s)
+        saved_s = min(self.saved_s + policy.hedge_ratio * run_s, MOST_RUNS * run_s) if run_s > 0 else self.saved_s
+        return evolve(self, device_only_s=self.device_only_s + run_s, saved_s=saved_s)
 
     def started(self, device_s: float) -> HedgeBudget:
         """A hedge of `device_s` was started; it counts whole, also when it is cancelled."""
-        return evolve(self, hedged_s=self.hedged_s + _seconds(device_s))
+        run_s = _seconds(device_s)
+        return evolve(self, hedged_s=self.hedged_s + run_s, saved_s=max(0.0, self.saved_s - run_s))
 
     def allowance_s(self, policy: SplitPolicy) -> float:
-        """Device seconds that hedges may still start; never negative."""
-        return max(0.0, policy.hedge_ratio * self.device_only_s - self.hedged_s)
+        """Device seconds that hedges may still start: what was saved, within the policy's share of a device-only run.
+
+        Never negative.
+        """
+        return max(0.0, min(self.saved_s, policy.hedge_ratio * self.device_only_s - self.hedged_s))
 
 
 def hedge(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from netprobe.view import UNKNOWN_LINK
 from protocol.errors import Full, LinkError, LinkTimeout, MidstreamError
+from protocol.policy import SplitPolicy
 from split_models.decider import Decider
 from split_models.runner_ports import RunnerPorts
 
@@ -27,9 +28,9 @@ class LinkStates:
         self._ports = ports
         self._told: set[str] = set()
 
-    def open(self, link: str) -> bool:
+    def open(self, link: str, policy: SplitPolicy) -> bool:
         """Whether the link answered last time, and its peer does not want to be left alone now."""
-        return self._decider.open(link, self._ports.clock())
+        return self._decider.open(link, policy, self._ports.clock())
 
     def answered(self, link: str) -> None:
         """The link is in order."""
@@ -46,7 +47,7 @@ class LinkStates:
             self._decider.close(link, now_s + min(MOST_CLOSED_S, err.retry_after_s), trouble)
         elif isinstance(err, LinkError):
             trouble = self._what_failed(link, err, began_s)
-            self._decider.failed(link, trouble)
+            self._decider.failed(link, trouble, now_s)
         else:
             trouble = f"the far end does not fit: {err.message[:100]}"
             self._decider.close(link, now_s + MISFIT_S, trouble)

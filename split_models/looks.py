@@ -18,6 +18,7 @@ from split_models.arms import Arms, FarEndError, Spent, Work
 from split_models.decider import Decider
 from split_models.link_states import LinkStates
 from split_models.plan import ModelPlan
+from split_models.planner import forbidden
 from split_models.runner_ports import RunnerPorts
 
 LOOK_S = 20.0
@@ -55,22 +56,23 @@ class Looks:
         """Those that are being looked at now."""
         return self._running.keys()
 
-    def due(self, arm: Arm, costs: Sequence[ArmCost], policy: SplitPolicy) -> Sequence[Arm]:
+    def due(self, arm: Arm, costs: Sequence[ArmCost], policy: SplitPolicy) -> Sequence[ArmCost]:
         """At the start of a request that takes `arm`: arms to look at the other links by, when it was answered."""
         names, views, now_s = self._ports.link_names(), self._ports.links(), self._ports.clock()
-        found: list[Arm] = []
+        found: list[ArmCost] = []
         for target in self._decider.looks(arm, names, self._running, costs, views, policy, now_s):
             if target.loaded:
-                found.append(target.arm)
+                found.append(target)
             else:
                 self._ports.preload(target.arm)
         return found
 
-    def begin(self, arms: Sequence[Arm], work: Work) -> None:
-        """Send the input of a request that was answered through these arms as well."""
-        for arm in arms:
-            link = arm.link or ""
-            if link not in self._running:
+    def begin(self, costs: Sequence[ArmCost], work: Work) -> None:
+        """Send the input of a request that was answered through these arms as well, if the policy of now allows it."""
+        policy = self._ports.policy()
+        for cost in costs:
+            arm, link = cost.arm, cost.arm.link or ""
+            if link not in self._running and not forbidden(cost, policy):
                 task = asyncio.create_task(self._look(arm, link, work), name=f"explore {link}")
                 self._running[link] = task
                 task.add_done_callback(partial(self._ended, link))

@@ -83,7 +83,7 @@ def exploration(costs: Sequence[ArmCost], policy: SplitPolicy) -> ArmCost | None
     Work here would make the request wait that is being answered on the device meanwhile.
     An arm that is not loaded must be loaded and not run: without it a link that only cuts may use stays unknown.
     """
-    usable = [cost for cost in costs if cost.arm.link and not _forbidden(cost, policy)]
+    usable = [cost for cost in costs if cost.arm.link and not forbidden(cost, policy)]
     return min(usable, key=lambda cost: (not cost.loaded, cost.device_s, cost.up_bytes), default=None)
 
 
@@ -99,7 +99,7 @@ def worth_a_look(costs: Sequence[ArmCost], held: ArmCost, entry: Ranked, policy:
         if cost.arm.link == held.arm.link
         and cost.up_bytes >= OTHER_SIZE * held.up_bytes
         and cost.down_bytes <= OTHER_SIZE * held.down_bytes
-        and not _forbidden(cost, policy)
+        and not forbidden(cost, policy)
         and cost.device_s + entry.link_s + cost.server_s < entry.predicted_s * (1.0 - policy.ratio)
     )
     return min(hoped, key=lambda cost: cost.up_bytes, default=None)
@@ -151,6 +151,17 @@ def slower_way(cost: ArmCost, links: Mapping[str, LinkView]) -> LinkView:
     return down if up.samples == 0 or down_s > up.seconds_for(cost.up_bytes) else up
 
 
+def forbidden(cost: ArmCost, policy: SplitPolicy) -> str:
+    """Why the policy does not allow this arm; empty if it does. Asked anew before work that begins late."""
+    if (cost.sends_input or cost.arm.kind == "cloud") and not policy.raw_input_leaves:
+        return "raw input may not leave"
+    if cost.arm.kind == "cut" and cost.arm.form not in policy.codecs:
+        return f"codec {cost.arm.form} not allowed"
+    if cost.error_ratio > policy.max_error_ratio:
+        return "error over the maximum"
+    return ""
+
+
 def _rank(
     cost: ArmCost,
     links: Mapping[str, LinkView],
@@ -162,22 +173,12 @@ def _rank(
     trouble = troubles.get(cost.arm.link, "") if cost.arm.link is not None else ""
     link_s = inf if trouble else link_seconds(cost, links)
     predicted_s = wait_s + cost.device_s + link_s + cost.server_s
-    excluded = _forbidden(cost, policy) or trouble
+    excluded = forbidden(cost, policy) or trouble
     if not excluded and not isfinite(predicted_s):
         excluded = "link unknown: no transfer seen"
     if not excluded and not cost.loaded:
         excluded = "not loaded"
     return Ranked(cost.arm, predicted_s, _objective(predicted_s, cost, policy.objective), excluded, link_s)
-
-
-def _forbidden(cost: ArmCost, policy: SplitPolicy) -> str:
-    if (cost.sends_input or cost.arm.kind == "cloud") and not policy.raw_input_leaves:
-        return "raw input may not leave"
-    if cost.arm.kind == "cut" and cost.arm.form not in policy.codecs:
-        return f"codec {cost.arm.form} not allowed"
-    if cost.error_ratio > policy.max_error_ratio:
-        return "error over the maximum"
-    return ""
 
 
 def _objective(predicted_s: float, cost: ArmCost, weights: Mapping[str, float]) -> float:

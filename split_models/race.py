@@ -6,18 +6,20 @@ Exactly one answer leaves. An error of one arm while another runs does not end t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import define, evolve, frozen
 
 from protocol.errors import BadRequest, EngineError, Full, LinkTimeout, MidstreamError
 from protocol.policy import SplitPolicy
-from split_models.arm_cost import DEVICE_ARM, Arm
+from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.arms import ArmAnswer, Arms, FarEndError, Work
 from split_models.decider import Decider, Decision
 from split_models.link_states import LinkStates
 from split_models.looks import HANDS_OFF_S
 from split_models.plan import ModelPlan
+from split_models.planner import forbidden
 from split_models.runner_ports import RunnerPorts
 from split_models.sanity import finite
 
@@ -38,11 +40,12 @@ class Outcome:
 
 @define(eq=False)
 class Entry:
-    """One request on its way. ends_s: when its deadline passes."""
+    """One request on its way. costs: of all arms as they were at its start. ends_s: when its deadline passes."""
 
     decision: Decision
     work: Work
     policy: SplitPolicy
+    costs: Sequence[ArmCost]
     began_s: float
     ends_s: float
 
@@ -137,30 +140,43 @@ class Race:
     async def _by_link(self, entry: Entry, budget_s: float) -> ArmAnswer:
         """The link's arm. Raises _LinkGaveUp, or BadRequest when this device cannot read the input."""
         told_s = budget_s - min(HANDS_OFF_S, budget_s / 10)
+        began_s = self._ports.clock()
         try:
             async with asyncio.timeout(budget_s):
                 answer = await self.arms.run(entry.arm, self._plan, entry.work, told_s)
         except TimeoutError as err:
             late = LinkTimeout(f"{entry.arm} gave no answer within {budget_s:.2f} s")
-            raise _LinkGaveUp(late, late) from err
+            raise _LinkGaveUp(late, self._blame(entry, entry.arm, late, began_s + budget_s)) from err
         except FarEndError as err:
-            raise _LinkGaveUp(err.cause, self._blame(entry, err.cause)) from err
+            raise _LinkGaveUp(err.cause, self._blame(entry, entry.arm, err.cause, began_s + budget_s)) from err
         except BadRequest:
             raise
         except MidstreamError as err:
-            self._head_ran(entry, err)
+            self._head_ran(entry, err, began_s + told_s)
             raise _LinkGaveUp(err, None) from err
-        self._head_ran(entry, None)
+        self._head_ran(entry, None, began_s + told_s)
         return answer
 
-    def _blame(self, entry: Entry, cause: MidstreamError) -> MidstreamError | None:
-        # The input itself was not finite, so an answer that is not either is the right one.
-        return None if isinstance(cause, EngineError) and not finite(entry.work.tensors) else cause
+    def _blame(self, entry: Entry, arm: Arm, cause: MidstreamError, ends_s: float) -> MidstreamError | None:
+        """What link or far end did wrong in an arm that had until `ends_s`; None if it was not theirs."""
+        if isinstance(cause, EngineError) and not finite(entry.work.tensors):
+            return None  # the input itself was not finite, so an answer that is not either is the right one
+        if isinstance(cause, LinkTimeout) and not self._had_time(entry, arm, ends_s):
+            return None  # what was sent is known to the probe all the same
+        return cause
 
-    def _head_ran(self, entry: Entry, err: MidstreamError | None) -> None:
+    def _had_time(self, entry: Entry, arm: Arm, ends_s: float) -> bool:
+        """Whether the far end was asked, and with as much time left as wire and server were predicted to take."""
+        if entry.work.asked_s is None:
+            return False
+        ranked = entry.decision.proposal.of(arm)
+        server_s = next((cost.server_s for cost in entry.costs if cost.arm == arm), 0.0)
+        return ends_s - entry.work.asked_s >= (ranked.link_s if ranked else 0.0) + server_s
+
+    def _head_ran(self, entry: Entry, err: MidstreamError | None, ends_s: float) -> None:
         if entry.arm.kind != "cut" or isinstance(err, Full):
             return
-        if err is None or self._ports.clock() < entry.ends_s:  # a deadline that passed says nothing of the head
+        if err is None or self._ports.clock() < ends_s:  # a deadline that passed says nothing of the head
             self._ports.ran(self._plan.head(self._plan.cut(entry.arm)), err)
 
     async def _instead(
@@ -190,12 +206,32 @@ class Race:
         """The device arm; when it is full, the best arm that needs no model here."""
         try:
             return await self._timed(entry, DEVICE_ARM, reason)
-        except Full:
-            ranking = entry.decision.proposal.ranking
-            spill = next((e.arm for e in ranking if e.arm.kind == "cloud" and not e.excluded), None)
-            if spill is None or not self._states.open(spill.link or ""):
+        except Full as full:
+            spill = self._spill(entry)
+            if spill is None:
                 raise
-            return await self._timed(entry, spill, "device full")
+            return await self._spilled(entry, spill, full)
+
+    def _spill(self, entry: Entry) -> Arm | None:
+        """The best cloud arm that policy and links allow now: both may have changed since the request began."""
+        policy = self._ports.policy()
+        allowed = {cost.arm for cost in entry.costs if cost.arm.kind == "cloud" and not forbidden(cost, policy)}
+        ranking = entry.decision.proposal.ranking
+        spill = next((ranked.arm for ranked in ranking if ranked.arm in allowed and not ranked.excluded), None)
+        return spill if spill is not None and self._states.open(spill.link or "", policy) else None
+
+    async def _spilled(self, entry: Entry, arm: Arm, full: Full) -> Outcome:
+        """The cloud's answer; without one the device's Full stands, and the link is left if it is to be blamed."""
+        link, began_s = arm.link or "", self._ports.clock()
+        try:
+            outcome = await self._timed(entry, arm, "device full")
+        except FarEndError as err:
+            blame = self._blame(entry, arm, err.cause, entry.ends_s)
+            if blame is not None and not isinstance(blame, BadRequest):
+                self._states.failed(link, blame, began_s)
+            raise full from err
+        self._states.answered(link)
+        return outcome
 
     async def _timed(self, entry: Entry, arm: Arm, reason: str) -> Outcome:
         lost_s = self._lost_s(entry)

@@ -7,19 +7,9 @@ from __future__ import annotations
 
 from split_models.graph import Graph, GraphNode
 
-_KEEPS = frozenset(
-    {
-        # moved, joined, taken apart; names of ONNX and TFLite, in capitals without underscores
-        "IDENTITY", "RESHAPE", "TRANSPOSE", "FLATTEN", "SQUEEZE", "UNSQUEEZE", "EXPANDDIMS", "PAD", "PADV2",
-        "MIRRORPAD", "SLICE", "STRIDEDSLICE", "CONCAT", "CONCATENATION", "PACK", "UNPACK", "SPLIT", "SPLITV", "TILE",
-        "EXPAND", "BROADCASTTO", "SPACETODEPTH", "DEPTHTOSPACE", "SPACETOBATCHND", "BATCHTOSPACEND", "REVERSEV2",
-        # other types, sizes and ranges
-        "CAST", "QUANTIZE", "DEQUANTIZE", "QUANTIZELINEAR", "DEQUANTIZELINEAR", "RESIZE", "RESIZEBILINEAR",
-        "RESIZENEARESTNEIGHBOR", "UPSAMPLE", "CLIP", "ADD", "SUB", "MUL", "DIV", "NEG",
-        # a row of a table stands for its index
-        "GATHER", "EMBEDDINGLOOKUP",
-    }
-)  # fmt: skip
+_MIXES = ("CONV", "MATMUL", "GEMM", "FULLYCONNECTED", "EINSUM", "LSTM", "GRU", "RNN", "SVDF", "ATTENTION")
+"""Layers, by what their names contain (ONNX and TFLite, in capitals without underscores): each value they make is a
+weighted sum of many. Every other operator moves, picks, scales or reduces what is there, so it is taken to keep it."""
 
 
 def still_input(graph: Graph) -> frozenset[str]:
@@ -32,4 +22,5 @@ def still_input(graph: Graph) -> frozenset[str]:
 
 
 def _keeps(node: GraphNode) -> bool:
-    return bool(node.inputs) and node.op.upper().replace("_", "") in _KEEPS
+    op = node.op.upper().replace("_", "")
+    return bool(node.inputs) and not any(layer in op for layer in _MIXES)

@@ -364,12 +364,19 @@ class _Replay:
     def _decide(self, answered: Callable[[Arm], None]) -> None:
         world, now_s = self.world, self.world.agenda.now_s
         views = world.views()
-        decision = self.decider.decide(self.costs, views, world.lane.wait_s(), self.policy, now_s)
+        decision = self.decider.decide(self.costs, views, world.lane.wait_s(), self.policy, now_s, looking=self.looking)
         self.switches += decision.left is not None
-        looks = self.decider.looks(decision.arm, (LINK,), self.looking, self.costs, views, self.policy, now_s)
-        _Race(self, decision, answered).begin()
-        for cost in looks:  # in the background: the request is first in every queue
-            self._look(cost)
+        looks: Sequence[ArmCost] = ()
+        if not decision.waits:
+            looks = self.decider.looks(decision.arm, (LINK,), self.looking, self.costs, views, self.policy, now_s)
+
+        def ended(arm: Arm) -> None:
+            answered(arm)
+            for cost in looks:  # after the answer: before it, both would stand in line for the same device
+                if LINK not in self.looking:
+                    self._look(cost)
+
+        _Race(self, decision, ended).begin()
 
     def _look(self, cost: ArmCost) -> None:
         """The request through the link as well; its answer is dropped."""
@@ -384,7 +391,7 @@ class _Replay:
         def given_up() -> None:
             attempt.cancel()
             self.looking.pop(LINK, None)
-            self.decider.failed(LINK, "no answer")
+            self.decider.failed(LINK, "no answer", agenda.now_s)
 
         attempt = _Attempt(self.world, cost, seen)
         late = agenda.at(agenda.now_s + EXPLORE_S, given_up)
@@ -442,7 +449,7 @@ class _Race:
     def _give_up(self) -> None:
         assert self._attempt is not None
         self._attempt.cancel()
-        self._replay.decider.failed(LINK, "link slow")
+        self._replay.decider.failed(LINK, "link slow", self._agenda.now_s)
         self._on_device()
 
     def _by_link(self) -> None:

@@ -49,8 +49,8 @@ class Runner:
 
     @property
     def held(self) -> Held:
-        """What encoded requests use now."""
-        return self._decider.held
+        """What requests use now: encoded ones where the model has a recipe, else raw ones."""
+        return self._decider.held(encoded=self.plan.recipe is not None)
 
     @property
     def last(self) -> Proposal | None:
@@ -94,7 +94,7 @@ class Runner:
         self._load_ahead(decision.proposal)
         looks = () if decision.waits else self._looks.due(decision.arm, costs, policy)
         try:
-            outcome = await self._race.run(Entry(decision, work, policy, began_s, began_s + deadline_s))
+            outcome = await self._race.run(Entry(decision, work, policy, costs, began_s, began_s + deadline_s))
         except MidstreamError as err:
             self._done(request_id, decision.arm, err.code, began_s, str(err))
             if not isinstance(err, BadRequest):  # a bad input says nothing of a link
@@ -120,8 +120,8 @@ class Runner:
             schema=REPORT_SCHEMA,
             model=self.plan.name,
             digest=manifest.digest,
-            held=str(decider.held.arm),
-            reason=decider.held.reason,
+            held=str(self.held.arm),
+            reason=self.held.reason,
             device_wait_s=self._ports.device_wait_s(),
             links=tuple(shown(name, links.get(name, UNKNOWN_LINK)) for name in names),
             costs=tuple(self._typical_costs()),

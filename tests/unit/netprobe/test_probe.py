@@ -73,6 +73,27 @@ def test_a_small_frame_without_an_answer_stretches_the_round_trip_until_one_cros
     assert link.probe.view("cloud").rtt_s == pytest.approx(usual_s)
 
 
+def test_a_small_frame_that_was_given_up_says_nothing_of_the_rate() -> None:
+    link = Link()
+    steady(link)
+    usual_s = link.predicted(100_000)
+    for size, direction in ((200, "up"), (0, "up"), (200, "down")):
+        given_up = evolve(link.send(200, direction=direction), size_bytes=size, complete=False, seconds=3.0)
+        link.probe.add(given_up)
+        assert link.predicted(100_000) == pytest.approx(usual_s)
+        assert link.probe.under_way("cloud", direction) is None
+        assert link.probe.view("cloud", "down").under_way is None
+
+
+def test_a_new_connection_does_not_inherit_the_stall_of_the_old_one() -> None:
+    link = Link()
+    given_up = evolve(link.send(200), complete=False, seconds=3.0)
+    link.probe.add(given_up)
+    assert link.probe.view("cloud").rtt_s == 3.0
+    link.probe.renewed("cloud")
+    assert link.probe.view("cloud").rtt_s == pytest.approx(0.0402)
+
+
 def test_directions_and_links_are_kept_apart() -> None:
     link = Link()
     link.send(100_000)

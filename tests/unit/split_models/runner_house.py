@@ -9,6 +9,7 @@ from attrs import define, field
 from netprobe.probe import LinkProbe
 from netprobe.view import LinkView
 from protocol.clock import FakeClock
+from protocol.errors import MidstreamError
 from protocol.events import ArmSwitched, RecordingEmit, TensorDone
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
@@ -36,14 +37,16 @@ class House:
     views: dict[str, LinkView] = field(factory=lambda: {"cloud": FAST})
     local: Scripted = field(factory=lambda: Scripted({"m": Y, HEAD: SENT}, compute_s=0.1))
     remote: Scripted = field(factory=lambda: Scripted({"m": ANSWER, TAIL: Y}))
-    recipe: WordRecipe = field(factory=WordRecipe)
+    recipe: WordRecipe | None = field(factory=WordRecipe)
+    compute: Inline = field(factory=Inline)
+    ran: list[tuple[str, MidstreamError | None]] = field(factory=list)
     stale: list[str] = field(factory=list)
     probe: LinkProbe | None = None
     runner: Runner = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         plan = ModelPlan(manifest(cut(tail_s=0.05), cloud_s=0.03), self.recipe)
-        arms = Arms(self.local, lambda name: self.remote if name == "cloud" else None, Inline(), self.clock)
+        arms = Arms(self.local, lambda name: self.remote if name == "cloud" else None, self.compute, self.clock)
         ports = RunnerPorts(
             policy=lambda: self.policy,
             links=lambda: self.views if self.probe is None else views_of(self.probe),
@@ -55,6 +58,7 @@ class House:
             stale=lambda: self.stale.append("stale"),
             emit=self.emit,
             clock=self.clock,
+            ran=lambda name, err: self.ran.append((name, err)),
         )
         self.runner = Runner(plan, arms, ports)
 
@@ -87,3 +91,8 @@ class House:
 
     def arms(self) -> list[str]:
         return [event.arm for event in self.done()]
+
+
+def decoded(house: House) -> int:
+    """Pictures that were read so far."""
+    return house.recipe.decoded if house.recipe is not None else 0

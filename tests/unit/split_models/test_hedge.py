@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm
-from split_models.hedge import Hedge, HedgeBudget, hedge
+from split_models.hedge import MOST_RUNS, Hedge, HedgeBudget, hedge
 from split_models.planner import Ranked
 
 CLOUD = Arm("cloud", link="cloud")
@@ -56,7 +56,7 @@ def test_without_a_budget_nothing_is_hedged(
     off = evolve(POLICY, hedge_ratio=0.0)
     asked = hedge(link_arm(link_s), device_arm(device_s), view(residuals), elapsed_s, allowance_s, off)
     assert asked.start_in_s == inf
-    assert HedgeBudget().requested(device_s).allowance_s(off) == 0.0
+    assert HedgeBudget().requested(device_s, off).allowance_s(off) == 0.0
 
 
 @given(seconds, seconds, ratios, st.floats(0.0, 100.0), st.floats(0.0, 0.999))
@@ -76,12 +76,34 @@ def test_started_seconds_never_pass_the_share_of_a_device_only_run(
     policy = evolve(POLICY, hedge_ratio=share)
     budget = HedgeBudget()
     for link_s, device_s, residuals, elapsed_s in requests:
-        budget = budget.requested(device_s)
+        budget = budget.requested(device_s, policy)
         allowance_s = budget.allowance_s(policy)
         found = hedge(link_arm(link_s), device_arm(device_s), view(residuals), elapsed_s, allowance_s, policy)
         if isfinite(found.start_in_s):
             budget = budget.started(device_s)
         assert budget.hedged_s <= share * budget.device_only_s + 1e-9
+
+
+def test_what_was_not_spent_lapses_but_for_a_few_runs() -> None:
+    """Ten thousand requests that the device answered leave no two and a half thousand hedges for a steady link."""
+    budget = HedgeBudget()
+    for _ in range(10_000):
+        budget = budget.requested(0.1, POLICY)
+    assert budget.allowance_s(POLICY) == pytest.approx(MOST_RUNS * 0.1)
+    hedges, later = 0, 1000
+    for _ in range(later):
+        budget = budget.requested(0.1, POLICY)
+        if budget.allowance_s(POLICY) >= 0.1:
+            hedges, budget = hedges + 1, budget.started(0.1)
+    assert 0.9 * POLICY.hedge_ratio * later <= hedges <= POLICY.hedge_ratio * later + MOST_RUNS
+    assert budget.requested(0.0, POLICY).saved_s == budget.saved_s, "a request without a device arm takes nothing away"
+
+
+def test_a_smaller_share_bounds_what_was_saved_under_a_larger_one() -> None:
+    budget = HedgeBudget()
+    for _ in range(8):
+        budget = budget.requested(0.1, evolve(POLICY, hedge_ratio=1.0))
+    assert budget.allowance_s(evolve(POLICY, hedge_ratio=0.1)) == pytest.approx(0.08)
 
 
 @given(seconds, seconds, st.integers(1, 32), st.floats(0.0, 10.0))

@@ -17,7 +17,7 @@ from protocol.exposition import Exposition
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
 from tests.unit.split_models.parts import HEAD, TAIL, Reaction, Scripted, floats
-from tests.unit.split_models.runner_house import ANSWER, FAST, PRIVATE, SENT, House, Y
+from tests.unit.split_models.runner_house import ANSWER, FAST, PRIVATE, SENT, House, Y, decoded
 
 LOST = evolve(FAST, residuals=(inf,))
 """A link whose last transfer never ended."""
@@ -108,9 +108,9 @@ async def test_a_cut_is_hedged_and_the_picture_is_read_once() -> None:
     await house.until("cut:003:int8")
     house.views["cloud"] = LOST
     house.remote.reactions[TAIL] = 30.0
-    read = house.recipe.decoded
+    read = decoded(house)
     assert str((await asyncio.wait_for(house.ask(), 5.0)).arm) == "device"
-    assert house.recipe.decoded == read + 1
+    assert decoded(house) == read + 1
     assert house.local.reactions[HEAD] == SENT
     await house.runner.close()
 

@@ -29,8 +29,37 @@ def test_moved_and_scaled_it_is_still_the_input() -> None:
 
 
 def test_a_row_of_a_table_stands_for_its_index() -> None:
-    graph = graph_of(("Gather", "ids", "a"), ("Add", "a x", "b"), ("LayerNormalization", "b", "y"))
+    graph = graph_of(("Gather", "ids", "a"), ("Add", "a x", "b"), ("MatMulInteger", "b", "y"))
     assert still_input(graph) == {"x", "ids", "a", "b"}
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "BatchNormalization", "LayerNormalization", "IdentityN", "Dropout", "Min", "MAXIMUM", "RELU6", "Abs", "SQRT",
+        "LOG", "Exp", "Tanh", "LOGISTIC", "CastLike", "DynamicQuantizeLinear", "GATHER_ND", "ReverseSequence",
+        "Pow", "SELECT_V2", "Where", "Sum", "Floor", "AveragePool", "ReduceMean", "SomethingNew",
+    ],
+)  # fmt: skip
+def test_an_operator_that_is_no_layer_gives_the_input_away(op: str) -> None:
+    graph = graph_of((op, "x", "a"), ("Conv", "a", "b"), (op, "b", "y"))
+    assert still_input(graph) == {"x", "ids", "a"}
+
+
+@pytest.mark.parametrize(
+    "op",
+    ["Conv", "QLinearConv", "ConvInteger", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "MatMul", "BATCH_MATMUL", "Gemm",
+     "FULLY_CONNECTED", "LSTM", "GRU", "UNIDIRECTIONAL_SEQUENCE_RNN", "MultiHeadAttention", "Einsum"],
+)  # fmt: skip
+def test_a_layer_hides_the_input(op: str) -> None:
+    assert still_input(graph_of((op, "x", "a"), ("Relu", "a", "y"))) == {"x", "ids"}
+
+
+@pytest.mark.parametrize("name", ["ppocr-v4-det", "ppocr-v2-cls"])
+def test_models_of_pictures_have_cuts_that_do_not_send_them(name: str, model_file: Callable[[str], Path]) -> None:
+    entry = shipped_catalogue()[name]
+    graph = backend_of(entry.format).prepare(model_file(name), entry.input_shapes).graph
+    assert not {cut.crossing[0].name for cut in single_tensor_cuts(graph)} & still_input(graph)
 
 
 def test_what_is_added_to_a_layers_output_hides_in_it() -> None:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netprobe.probe import LinkProbe
+from protocol.clock import FakeClock
 from protocol.errors import ConfigError
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
@@ -109,6 +111,14 @@ def test_hedges_keep_to_their_share_of_device_seconds(up: list[float], share: fl
     ours = replay(trace(*up), COSTS, SplitPolicy(hedge_ratio=share), load)
     assert ours.hedged_s <= share * load.count * COSTS[0].device_s + 1e-9
     assert ours.hedged_s == pytest.approx(ours.hedges * COSTS[0].device_s)
+
+
+def test_a_look_begins_when_its_request_was_answered() -> None:
+    probe = LinkProbe(FakeClock())
+    outcome = replay(trace(1e7), COSTS, SplitPolicy(), Load(1.0, 1), probe)
+    assert (outcome.looks, outcome.arms) == (1, {"device": 1})
+    taken_at_s = 10.0 - probe.view(LINK, "up", 10.0).age_s
+    assert taken_at_s > outcome.latencies_s[0]
 
 
 def test_a_replay_is_the_same_every_time() -> None:

@@ -15,7 +15,7 @@ from protocol.policy import SplitPolicy
 from split_models.arms import Work
 from split_models.runner_ports import Answer
 from tests.unit.split_models.parts import HEAD, TAIL, SlowWordRecipe, manifest
-from tests.unit.split_models.runner_house import ANSWER, PRIVATE, SENT, House
+from tests.unit.split_models.runner_house import ANSWER, FAST, PRIVATE, SENT, House, Y
 
 
 @pytest_asyncio.fixture
@@ -71,10 +71,41 @@ async def test_a_foreign_server_gives_no_digest(house: House) -> None:
 
 
 async def test_no_time_for_the_link_goes_straight_to_the_device(house: House) -> None:
+    """The held link has become slower than the request can wait for; the device is in time."""
     await house.until("cloud")
     asked = len(house.remote.asked)
-    assert str((await house.ask(deadline_s=0.01)).arm) == "device"
+    house.views["cloud"] = evolve(FAST, floor_s=0.15)
+    assert str((await house.ask(deadline_s=0.12)).arm) == "device"
     assert len(house.remote.asked) == asked
+
+
+async def test_a_device_that_is_too_slow_for_the_deadline_keeps_nothing_back_from_the_link(house: House) -> None:
+    house.policy = SplitPolicy(explore_one_in=0, deadline_s=1.0)
+    house.local.compute_s = 5.0
+    await house.ask()
+    await house.until("cloud")
+    for _ in range(5):
+        assert str((await house.ask()).arm) == "cloud"
+
+
+async def test_a_model_without_a_recipe_shows_what_its_raw_requests_use() -> None:
+    house = House(policy=PRIVATE, recipe=None)
+    house.local.reactions[house.runner.plan.whole] = Y
+    for _ in range(6):
+        last = await house.ask_raw()
+    assert str(last.arm) == str(house.runner.held.arm) == house.runner.report().held == "cut:003:int8"
+    assert "better" in house.runner.report().reason
+    await house.runner.close()
+
+
+async def test_a_look_that_the_policy_has_forbidden_meanwhile_is_not_made(house: House) -> None:
+    house.policy = SplitPolicy(explore_one_in=1)
+    house.local.after_s = 0.05
+    task = asyncio.create_task(house.ask())
+    await asyncio.sleep(0.01)
+    house.policy = PRIVATE
+    assert str((await task).arm) == "device"
+    assert house.remote.asked == [], "the picture left although the policy forbids it"
 
 
 async def test_no_request_switches_to_a_link_behind_its_own_look(house: House) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
@@ -18,8 +19,11 @@ from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
 from split_models.arms import Work
 from split_models.costs import ENVELOPE_BYTES
-from tests.unit.split_models.parts import HEAD, TAIL, Reaction, Scripted, floats
-from tests.unit.split_models.runner_house import ANSWER, PRIVATE, SENT, House, Y
+from split_models.decider import DOWN_S
+from tests.unit.split_models.parts import HEAD, TAIL, Inline, Reaction, Scripted, floats
+from tests.unit.split_models.runner_house import ANSWER, PRIVATE, SENT, House, Y, decoded
+
+T = TypeVar("T")
 
 
 @pytest_asyncio.fixture
@@ -56,7 +60,7 @@ async def test_a_failing_tail_is_answered_by_the_device(house: House, kind: str)
     assert len(house.done()) == before + 1
     assert house.done()[-1].status == "ok"
     assert "cut:003:int8 failed" in house.done()[-1].reason
-    assert house.recipe.decoded == before + 1, "the picture was decoded twice"
+    assert decoded(house) == before + 1, "the picture was decoded twice"
     await house.ask()
     assert house.arms()[-1] == "device"
     assert house.switches()[-1].target == "device"
@@ -155,6 +159,112 @@ async def test_a_full_device_spills_to_the_cloud(house: House) -> None:
     answer = await house.ask()
     assert str(answer.arm) == "cloud"
     assert answer.reason == "device full"
+
+
+async def test_a_full_device_does_not_spill_what_may_not_leave_any_more(house: House) -> None:
+    house.local.reactions["m"] = Full("busy", retry_after_s=1.0)
+    house.local.after_s = 0.05
+    task = asyncio.create_task(house.ask())
+    await asyncio.sleep(0.01)
+    house.policy = PRIVATE
+    with pytest.raises(Full):
+        await task
+    assert house.remote.asked == []
+
+
+async def test_a_spill_that_fails_is_a_full_device_and_leaves_the_link_alone(house: House) -> None:
+    house.local.reactions["m"] = Full("busy", retry_after_s=1.0)
+    house.remote.reactions["m"] = LinkClosed("gone")
+    for _ in range(3):
+        with pytest.raises(Full, match="busy"):
+            await house.ask()
+    assert house.remote.asked == ["m"]
+    assert "link dead: gone" in [entry.excluded for entry in (house.runner.last.ranking if house.runner.last else ())]
+
+
+async def test_a_link_that_failed_is_tried_again_where_nothing_looks_at_it(house: House) -> None:
+    await house.until("cloud")
+    house.remote.reactions["m"] = LinkClosed("gone")
+    await house.ask()
+    asked = len(house.remote.asked)
+    house.remote.reactions["m"] = ANSWER
+    for _ in range(20):
+        await house.ask()
+    assert len(house.remote.asked) == asked, "a link that failed was used at once"
+    house.clock.advance(DOWN_S)
+    await house.until("cloud")
+
+
+class Queued(Inline):
+    """Pictures wait here for `held_s`, once."""
+
+    held_s = 0.0
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        held_s, self.held_s = self.held_s, 0.0
+        await asyncio.sleep(held_s)
+        return fn(*args)
+
+
+@pytest.mark.parametrize("held", ["picture", "head"])
+async def test_time_spent_on_this_device_is_not_the_links_fault(held: str) -> None:
+    queue = Queued()
+    house = House(policy=PRIVATE, compute=queue)
+    await house.until("cut:003:int8")
+    asked = len(house.remote.asked)
+    if held == "picture":
+        queue.held_s = 30.0
+    else:
+        house.local.reactions[HEAD] = 30.0
+    assert str((await house.ask(deadline_s=0.5)).arm) == "device"
+    assert len(house.remote.asked) == asked, "nothing was sent"
+    house.local.reactions[HEAD] = SENT
+    last = await house.ask()
+    assert str(last.arm) == "cut:003:int8", last.reason
+    await house.runner.close()
+
+
+async def test_a_client_that_allows_too_little_time_closes_the_link_for_nobody(house: House) -> None:
+    house.local.compute_s = 5.0
+    await house.ask()
+    await house.until("cloud")
+    asked = len(house.remote.asked)
+    house.remote.reactions["m"] = 30.0
+    await house.ask(deadline_s=0.005)
+    assert len(house.remote.asked) == asked + 1
+    house.remote.reactions["m"] = ANSWER
+    last = await house.ask()
+    assert str(last.arm) == "cloud", last.reason
+
+
+class Late(Scripted):
+    """Takes all the time that a head may have, and says so."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__({"m": Y, HEAD: SENT}, compute_s=0.1)
+        self.clock, self.late = clock, False
+
+    async def infer(
+        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+    ) -> TensorAnswer:
+        if self.late and model == HEAD:
+            self.clock.advance(deadline_s)
+            raise EngineError(f"{model} did not answer within {deadline_s:.2f} s")
+        return await super().infer(model, inputs, deadline_s, load=load)
+
+
+async def test_a_head_that_ran_out_of_the_links_share_is_not_set_aside() -> None:
+    clock = FakeClock()
+    local = Late(clock)
+    house = House(policy=PRIVATE, clock=clock, local=local)
+    await house.until("cut:003:int8")
+    local.late = True
+    assert str((await house.ask()).arm) == "device"
+    assert [err for _, err in house.ran if err is not None] == []
+    local.late, local.reactions[HEAD] = False, EngineError("broken")
+    await house.ask()
+    assert [name for name, err in house.ran if err is not None] == [HEAD]
+    await house.runner.close()
 
 
 async def test_a_full_device_without_a_link_says_so(house: House) -> None:
