@@ -88,12 +88,13 @@ class _Batch:
             return True
 
     def leave(self, member: _Member) -> bool:
-        """Take a member out; True when nobody is left and nothing runs yet."""
+        """Take a member out; True when nobody is left and nothing runs yet: then nobody joins any more either."""
         with self._lock:
             if self._taken or member not in self.members:
                 return False
             self.members.remove(member)
-            return not self.members
+            self._taken = not self.members
+            return self._taken
 
     def take(self) -> list[_Member]:
         """From here on nobody joins."""
@@ -204,6 +205,8 @@ class BatchingEndpoint:
         if batch.task is None and batch.members:
             self._in_flight[batch.model] = self._in_flight.get(batch.model, 0) + 1
             batch.task = asyncio.create_task(self._run(batch, name), name=f"batch {batch.model}")
+            # Not in the task: one that is cancelled before its first step runs none of its lines.
+            batch.task.add_done_callback(lambda _: self._over(batch, name))
 
     async def _run(self, batch: _Batch, name: str) -> None:
         taken: list[_Member] = []
@@ -224,12 +227,10 @@ class BatchingEndpoint:
         except MidstreamError as err:
             for member in batch.take():
                 _settle(member, err)
-        finally:
-            for member in batch.take():
-                _settle(member, EngineError(f"a batch of {batch.model} was cut short", next_step="ask again"))
-            self._over(batch, name)
 
     def _over(self, batch: _Batch, name: str) -> None:
+        for member in batch.take():
+            _settle(member, EngineError(f"a batch of {batch.model} was cut short", next_step="ask again"))
         self._in_flight[batch.model] -= 1
         if not self._in_flight[batch.model]:
             del self._in_flight[batch.model]
@@ -245,10 +246,10 @@ class BatchingEndpoint:
         if batch.leave(member):
             if batch.hold is not None:
                 batch.hold.cancel()
+            if self._open.get(batch.model) is batch:
+                del self._open[batch.model]
             if batch.task is not None:
                 batch.task.cancel()
-            elif self._open.get(batch.model) is batch:
-                del self._open[batch.model]
 
 
 _LONGEST_S = 3600.0

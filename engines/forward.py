@@ -11,7 +11,7 @@ from attrs import evolve
 
 from engines.local import LocalEndpoint
 from engines.port import TensorAnswer, TensorEndpoint
-from protocol.errors import BadRequest, MidstreamError, NotFound
+from protocol.errors import BadRequest, LinkTimeout, MidstreamError, NotFound
 from protocol.models import foreign_name
 from protocol.tensors import Tensor
 
@@ -20,6 +20,9 @@ FORWARD_SHARE = 0.6
 
 RETRY_S = 5.0
 """A foreign server that failed is left alone this long."""
+
+USUAL_SHARE_S = 1.0
+"""A time-out after less than this says that the client was in a hurry, and nothing of the server."""
 
 ABSENT_RETRY_S = 60.0
 """A model that the foreign server does not have is asked for again after this long."""
@@ -62,10 +65,11 @@ class ForwardingEndpoint(LocalEndpoint):
         began_s = self._clock()
         if model in self._foreign and began_s >= max(self._closed_until_s, self._absent_until_s.get(model, 0.0)):
             name, digest = self._foreign[model]
+            share_s = FORWARD_SHARE * deadline_s
             try:
-                answer = await self._server.infer(name, inputs, FORWARD_SHARE * deadline_s)
+                answer = await self._server.infer(name, inputs, share_s)
             except MidstreamError as err:
-                self._failed(model, err)
+                self._failed(model, err, share_s)
             else:
                 self._answered()
                 return evolve(answer, digest=digest, compute_s=max(0.0, self._clock() - began_s - answer.wait_s))
@@ -77,7 +81,9 @@ class ForwardingEndpoint(LocalEndpoint):
         forwarding = self._foreign and self._clock() >= self._closed_until_s
         return self._server.wait_s() if forwarding else super().wait_s()
 
-    def _failed(self, model: str, err: MidstreamError) -> None:
+    def _failed(self, model: str, err: MidstreamError, share_s: float) -> None:
+        if isinstance(err, LinkTimeout) and share_s < USUAL_SHARE_S:
+            return
         if isinstance(err, BadRequest):  # whether the input or the set-up is wrong, the run here will tell
             return
         if isinstance(err, NotFound):

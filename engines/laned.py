@@ -70,21 +70,38 @@ class LanedEndpoint:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._frames: FramesEndpoint | None = None
         self._ready: Future[None] = Future()
+        self._thread: threading.Thread | None = None
         self._stop: asyncio.Event | None = None
         self._link: Link | None = None
         self._starting = asyncio.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name=f"{link}-lane", daemon=True)
 
     async def start(self) -> None:
-        """Start the thread unless it runs; the first request does it too, and opens the stream. Raises LinkClosed."""
+        """Start the thread unless it runs; the first request does it too, and opens the stream.
+
+        Raises LinkClosed, or LinkTimeout when the thread is not up in time.
+        """
         async with self._starting:
             if self._closed:
                 raise LinkClosed(f"the lane to {self._name} was closed", next_step="another arm answers meanwhile")
-            if self._home is None:
-                self._home = asyncio.get_running_loop()
-                self._thread.start()
-                await asyncio.wait_for(asyncio.wrap_future(self._ready), OPEN_S)
+            if self._thread is None or not self._thread.is_alive():
+                self._begin()
+            if self._ready.done():
+                self._ready.result()
+                return
+            try:  # shielded: who gives up waiting takes the thread from nobody
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ready)), OPEN_S)
+            except TimeoutError as err:
+                raise LinkTimeout(f"the lane to {self._name} did not start within {OPEN_S:.0f} s") from err
+
+    def _begin(self) -> None:
+        """A thread of its own, the first one or another after the one before ended."""
+        self._home = asyncio.get_running_loop()
+        self._loop = self._stop = self._frames = self._link = None
+        self._ready = Future()
+        name = f"{self._name}-lane"
+        self._thread = threading.Thread(target=self._work, args=(self._ready,), name=name, daemon=True)
+        self._thread.start()
 
     async def infer(self, model: str, inputs: Sequence[Tensor], deadline_s: float) -> TensorAnswer:
         """As FramesEndpoint.infer; nothing is worked on here."""
@@ -137,7 +154,7 @@ class LanedEndpoint:
         if loop is not None and stop is not None:
             with contextlib.suppress(RuntimeError):  # the lane has ended by itself
                 loop.call_soon_threadsafe(stop.set)
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, OPEN_S)
 
     def _hand_in(
@@ -167,7 +184,7 @@ class LanedEndpoint:
             tell(None, err)
 
     def _endpoint(self) -> FramesEndpoint:
-        if self._frames is None or not self._thread.is_alive():
+        if self._frames is None or self._thread is None or not self._thread.is_alive():
             raise LinkClosed(f"the lane to {self._name} is not open", next_step="another arm answers meanwhile")
         return self._frames
 
@@ -186,25 +203,26 @@ class LanedEndpoint:
                 raise LinkClosed(f"the lane to {self._name} has ended") from None
             raise
 
-    def _work(self) -> None:
+    def _work(self, ready: Future[None]) -> None:
         stand_back(self._niceness)
         try:
-            asyncio.run(self._main())
+            asyncio.run(self._main(ready))
         except Exception as err:
-            if self._ready.done():
+            if ready.done():
                 log.exception("the lane to %s ended by a bug", self._name)
             else:
-                self._ready.set_exception(err)
+                ready.set_exception(err)
 
-    async def _main(self) -> None:
+    async def _main(self, ready: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._frames = FramesEndpoint(
             self._name, self._open, sink=self._to_home, clock=self._clock, credit_bytes=self._credit_bytes
         )
-        self._ready.set_result(None)
+        ready.set_result(None)
         try:
-            await self._stop.wait()
+            if not self._closed:  # closed before there was anything to tell it by
+                await self._stop.wait()
         finally:
             await self._frames.close()
             if self._link is not None:

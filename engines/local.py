@@ -193,10 +193,10 @@ class LocalEndpoint:
         self._registered[name] = found
 
     def unregister(self, name: str) -> None:
-        """Forget a registered name and its loaded model; unknown names are fine."""
+        """Forget a name and its loaded model, one of the store's too; unknown names are fine."""
         self._unpin(name)
-        if self._registered.pop(name, None) is not None:
-            self._pool.drop(name)
+        self._registered.pop(name, None)
+        self._pool.drop(name)
 
     async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None:
         """Load before the first request; with `keep`, stay loaded until unregister or close.
@@ -268,16 +268,18 @@ class LocalEndpoint:
 
     async def _lease(self, wanted: Registered, warm: bool = False) -> Lease[Closable]:
         """Lease a loaded model, else load it off the loop; those who come meanwhile share the load."""
+        name = wanted.name
         while True:
-            lease = self._pool.try_acquire(wanted.name)
+            lease = self._pool.try_acquire(name)
             if lease is not None:
                 return lease
-            task = self._loading.get(wanted.name)
+            task = self._loading.get(name)
             if task is None:
-                task = asyncio.create_task(self._load(wanted, warm), name=f"load {wanted.name}")
-                self._loading[wanted.name] = task
-                task.add_done_callback(lambda _: self._loading.pop(wanted.name, None))
+                task = asyncio.create_task(self._load(wanted, warm), name=f"load {name}")
+                self._loading[name] = task
+                task.add_done_callback(lambda _: self._loading.pop(name, None))
             await asyncio.shield(task)
+            wanted = self._resolve(name)  # it may be another file by now, or gone
 
     async def _load(self, wanted: Registered, warm: bool) -> None:
         runtime = self._runtimes.get(wanted.runtime)

@@ -144,27 +144,36 @@ class ModelPool:
                 raise place.error
 
     def drop(self, key: str) -> None:
-        """Forget `key` (its file changed): closed now, or when its last lease ends."""
+        """Forget `key` (its file changed): closed now, or when its last lease ends.
+
+        What is being loaded serves who loads it, and the next one loads anew.
+        """
         with self._lock:
             place = self._places.get(key)
-            if place is None or place.value is None:
+            if place is None:
+                return
+            place.stale = True
+            if place.value is None:
                 return
             del self._places[key]
-            place.stale = True
             value = place.value if place.leases == 0 else None
         if value is not None:
             value.close()
 
     def close(self) -> None:
         """Close every model that nobody uses now; the others close when their last lease ends."""
-        for resident in self.residents():
-            self.drop(resident.key)
+        with self._lock:
+            keys = list(self._places)
+        for key in keys:
+            self.drop(key)
 
     def _fill(self, key: str, place: _Place, load: Callable[[], Closable]) -> Lease[Closable]:
         with self._failing(key, place):
             value = load()
         with self._lock:
             place.value = value
+            if place.stale:
+                del self._places[key]
             lease = self._leased(place)
         place.ready.set()
         return lease

@@ -140,6 +140,32 @@ async def test_a_cancelled_member_leaves_and_an_empty_batch_never_runs(house: Ho
     assert await house.endpoint.infer("one", [row(1, 1, 1, 1)], 5.0)
 
 
+async def test_a_newcomer_does_not_join_a_batch_that_everybody_left(house: House) -> None:
+    first = await busy(house)
+    (leaver,) = await ask(house, 1)
+    await asyncio.sleep(DELAY_S / 8)
+    leaver.cancel()
+    await asyncio.sleep(0)  # the member has left, the batch's task is being cancelled
+    answer = await house.endpoint.infer("one", [row(3, 3, 3, 3)], 5.0)
+    assert numbers(answer.outputs[0]) == (6, 6, 6, 6)
+    await first
+    await asyncio.sleep(0.01)
+    assert not house.endpoint._in_flight
+    assert not house.endpoint._open
+
+
+async def test_a_batch_that_is_cancelled_before_it_began_leaves_nothing(house: House) -> None:
+    (asked,) = await ask(house, 1)
+    await asyncio.sleep(0)
+    task = house.endpoint._open["one"].task
+    assert task is not None
+    task.cancel()  # it has not taken its first step
+    with pytest.raises(EngineError, match="cut short"):
+        await asked
+    assert not house.endpoint._in_flight
+    assert not house.endpoint._open
+
+
 async def test_a_deadline_of_one_is_not_that_of_its_neighbours(house: House) -> None:
     first = await busy(house)
     patient = asyncio.create_task(house.endpoint.infer("one", [row(1, 1, 1, 1)], 5.0))

@@ -15,7 +15,7 @@ from engines.fakes_tensor import MAGIC, FakeTensorRuntime
 from engines.forward import ABSENT_RETRY_S, RETRY_S, ForwardingEndpoint
 from engines.pool import ModelPool
 from engines.port import TensorAnswer
-from protocol.errors import BadRequest, EngineError, LinkClosed, MidstreamError, NotFound
+from protocol.errors import BadRequest, EngineError, LinkClosed, LinkTimeout, MidstreamError, NotFound
 from protocol.tensors import Tensor
 
 X = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 1, 2, 3, 4))
@@ -107,6 +107,17 @@ async def test_a_server_that_is_down_is_left_alone_and_said_once(
         "the tensor server does not answer, models run here meanwhile",
         "the tensor server answers again",
     ]
+
+
+async def test_a_client_in_a_hurry_closes_the_server_for_nobody(house: House) -> None:
+    house.server.error = LinkTimeout("no answer")
+    await house.endpoint.infer("det", [X], 0.5)
+    house.server.error = None
+    assert await house.ran_there()
+    house.server.error = LinkTimeout("no answer")
+    assert not await house.ran_there()
+    house.server.error = None
+    assert not await house.ran_there()  # that one had time enough to tell
 
 
 async def test_a_model_that_the_server_lacks_runs_here_and_closes_no_other(house: House) -> None:

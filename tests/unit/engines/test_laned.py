@@ -144,6 +144,38 @@ async def test_a_lane_whose_link_cannot_be_made_says_why() -> None:
     executor.close()
 
 
+async def test_a_first_request_that_is_cancelled_leaves_the_lane_to_others(house: House) -> None:
+    url_of = house.lane._open_link
+    for _ in range(5):
+        lane = LanedEndpoint("cloud", url_of, house.executor)
+        first = asyncio.create_task(lane.infer("double", [X], 5.0))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (await lane.infer("double", [X], 5.0)).outputs
+        await lane.close()
+
+
+async def test_a_lane_whose_thread_ended_gets_another(house: House) -> None:
+    before = house.lane._thread
+    assert before is not None and house.lane._loop is not None and house.lane._stop is not None
+    house.lane._loop.call_soon_threadsafe(house.lane._stop.set)
+    await asyncio.to_thread(before.join, 5)
+    assert (await house.lane.infer("double", [X], 5.0)).outputs
+    assert house.lane._thread is not before
+
+
+async def test_a_lane_that_is_closed_while_it_starts_ends(house: House) -> None:
+    lane = LanedEndpoint("cloud", house.lane._open_link, house.executor)
+    first = asyncio.create_task(lane.infer("double", [X], 5.0))
+    await asyncio.sleep(0)
+    first.cancel()
+    async with asyncio.timeout(5):
+        await lane.close()
+    assert lane._thread is not None and not lane._thread.is_alive()
+
+
 async def test_each_stream_goes_over_a_link_of_its_own(house: House) -> None:
     """The coordinator may have moved since the last one."""
     await house.lane.infer("double", [X], 5.0)

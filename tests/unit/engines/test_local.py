@@ -104,6 +104,28 @@ async def test_a_replaced_file_answers_with_its_own_digest(house: House) -> None
     assert house.runtime.loaded[0].closed
 
 
+async def test_a_file_replaced_while_it_loads_is_forgotten(house: House) -> None:
+    house.register("m")
+    waiting = asyncio.create_task(house.endpoint.infer("m", [X], 5.0))
+    await asyncio.sleep(0.02)
+    other = house.folder / "other.fake"
+    other.write_bytes(MAGIC + b"other")
+    house.endpoint.register("m", other, "the other digest")
+    assert (await waiting).digest == "the other digest"
+    assert [model.closed for model in house.runtime.loaded] == [True, False]
+
+
+async def test_a_name_forgotten_while_it_loads_is_not_kept(house: House) -> None:
+    house.register("m")
+    keeping = asyncio.create_task(house.endpoint.preload("m", keep=True))
+    await asyncio.sleep(0.02)
+    house.endpoint.unregister("m")
+    with pytest.raises(NotFound):
+        await keeping
+    assert [model.closed for model in house.runtime.loaded] == [True]
+    assert house.pool.used_bytes == 0
+
+
 async def test_a_queue_longer_than_the_deadline_is_refused_at_once(house: House) -> None:
     house.register("m")
     await house.endpoint.infer("m", [X], 5.0)

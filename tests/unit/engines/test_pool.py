@@ -101,6 +101,52 @@ def test_a_dropped_model_closes_when_its_last_lease_ends_and_loads_anew() -> Non
     assert old.closed == 1
 
 
+def test_a_model_dropped_while_it_loads_serves_its_loader_only() -> None:
+    pool = ModelPool(100)
+    old, new = Thing(), Thing()
+    begun, go = threading.Event(), threading.Event()
+    seen: list[Thing] = []
+
+    def load() -> Thing:
+        begun.set()
+        assert go.wait(5)
+        return old
+
+    def ask() -> None:
+        with pool.acquire("m", 10, load) as value:
+            seen.append(value)
+
+    def ask_later() -> None:
+        with pool.acquire("m", 10, lambda: new) as value:
+            seen.append(value)
+
+    first, second = threading.Thread(target=ask), threading.Thread(target=ask_later)
+    first.start()
+    assert begun.wait(5)
+    second.start()
+    pool.drop("m")
+    go.set()
+    first.join(5)
+    second.join(5)
+    assert set(map(id, seen)) == {id(old), id(new)}
+    assert (old.closed, new.closed) == (1, 0)
+    assert pool.used_bytes == 10
+    pool.close()
+    assert new.closed == 1
+
+
+def test_a_pool_that_is_closed_while_a_model_loads_keeps_nothing() -> None:
+    pool, thing = ModelPool(100), Thing()
+
+    def load() -> Thing:
+        pool.close()
+        return thing
+
+    pool.acquire("m", 10, load).release()
+    assert thing.closed == 1
+    assert pool.used_bytes == 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 60), st.booleans()), max_size=40))
 def test_the_budget_holds_and_leased_models_stay_open(steps: list[tuple[str, int, bool]]) -> None:
