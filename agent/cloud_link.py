@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from links.port import CountingStream, DoubledLink, FrameStream, Link, RejectedStatus, Reply
+from links.port import CountingStream, DoubledLink, FrameStream, Link, ProvenLink, RejectedStatus, Reply
 from protocol.errors import LinkClosed, LinkError, LinkTimeout
 
 # One slow answer says little; several in a row say that nobody is there.
@@ -65,6 +65,7 @@ class CloudLink:
     ) -> AsyncIterator[bytes]:
         try:
             async for chunk in self._current().lines(path, headers, body, deadline_s):
+                self._timeouts = 0
                 yield chunk
         except LinkError as err:
             self._note(err)
@@ -73,10 +74,18 @@ class CloudLink:
     async def open(self, path: str) -> FrameStream:
         try:
             link = self._current()
-            return _Watched(await link.open(path), lambda err: self._note(err) if self._link is link else None)
+            return _Watched(await link.open(path), lambda error: self._note_frames(link, error))
         except LinkError as err:
             self._note(err)
             raise
+
+    def _note_frames(self, link: Link, error: LinkError | None) -> None:
+        if self._link is not link:
+            return
+        if error is None:
+            self._timeouts = 0
+        else:
+            self._note(error)
 
     def again(self) -> Link:
         """Another link to where this one leads now, for another event loop. From any thread; raises LinkError."""
@@ -100,6 +109,9 @@ class CloudLink:
         if isinstance(error, RejectedStatus):
             return  # an answer, after all
         if isinstance(error, LinkTimeout):
+            link: object = self._link
+            if isinstance(link, ProvenLink) and link.heard_lately():
+                return  # the far end is slow, not gone: another connection to it would change nothing
             self._timeouts += 1
             if self._timeouts < TIMEOUTS_BEFORE_TROUBLE:
                 return
@@ -142,9 +154,9 @@ class EitherLink:
 
 
 class _Watched:
-    """A FrameStream that reports how it broke."""
+    """A FrameStream that reports how it broke, and None for each frame that came."""
 
-    def __init__(self, stream: FrameStream, note: Callable[[LinkError], None]) -> None:
+    def __init__(self, stream: FrameStream, note: Callable[[LinkError | None], None]) -> None:
         self._stream = stream
         self._note = note
 
@@ -157,10 +169,13 @@ class _Watched:
 
     async def receive(self) -> bytes | None:
         try:
-            return await self._stream.receive()
+            frame = await self._stream.receive()
         except LinkError as err:
             self._note(err)
             raise
+        if frame is not None:
+            self._note(None)
+        return frame
 
     async def close(self) -> None:
         await self._stream.close()

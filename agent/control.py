@@ -158,6 +158,12 @@ class Control:
             await self._channel.publish(self._topics.profile, news.document, retain=True)
             self._registrar.told(news)
 
+    async def report(self) -> None:
+        """Publish the last judgement, which has changed with the local bounds; each session begins with it anyway."""
+        async with self._judging:
+            if self.state == "up":
+                await self._report(self._holder.reported())
+
     def _presence(self, state: str) -> bytes:
         return presence(state, self._epoch, self._boot, self._ports.wall().unix_s)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Any, Literal, TypeVar
@@ -72,11 +73,26 @@ class EmbeddedAgent:
         return "stopped" if run is None else run.state
 
     def start(self) -> None:
-        """Begin; returns at once. A running agent is left alone."""
+        """Begin; returns at once. A running agent is left alone; the end of one that was told to stop is waited for.
+
+        Raises TimeoutError when that takes longer than STOP_S.
+        """
+        end_s = time.monotonic() + STOP_S
+        while (ending := self._begin()) is not None:
+            self._not_from_within(ending)
+            ending.thread.join(max(0.0, end_s - time.monotonic()))
+            if ending.thread.is_alive():
+                raise TimeoutError(f"the agent that was told to stop did not within {STOP_S:g} s")
+
+    def _begin(self) -> _Run | None:
+        """The run whose end must be waited for first; None when there is one that goes on."""
         with self._lock:
-            if self._run is None or self._run.over:
+            run = self._run
+            if run is None or run.over:
                 self._run = _Run(self._config, self._bridge, self._voice)
                 self._run.begin()
+                return None
+            return run if run.asked else None
 
     def wait_ready(self, timeout_s: float = READY_S) -> str:
         """The base URL of the local API, once it listens. Raises why it does not."""
@@ -156,6 +172,10 @@ class _Run:
         self._house: House | None = None
         self._asked = threading.Event()
         self.thread = threading.Thread(target=self._main, name="midstream", daemon=True)
+
+    @property
+    def asked(self) -> bool:
+        return self._asked.is_set()
 
     @property
     def over(self) -> bool:

@@ -26,6 +26,8 @@ log = logging.getLogger("midstream.agent.host")
 KEY_NAME = "midstream.device.key"
 # A host that forgets to tell is looked at all the same.
 LOOK_S = 60.0
+# Of an end: longest wait for calls that the host has not returned from.
+CLOSE_S = 5.0
 
 T = TypeVar("T")
 
@@ -68,12 +70,23 @@ class Host:
         finally:
             self._guarded("watch", stop, None)
 
-    async def close(self) -> None:
-        """Leave the wake lock and end the thread."""
+    async def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Leave the wake lock and end the thread; a host that holds a call for longer ends it when it returns."""
         if self._holders > 0:
             self._holders = 1
             self.hold_awake(False)
-        await asyncio.to_thread(self._calls.shutdown)
+        try:
+            last = self._calls.submit(_nothing)
+        except RuntimeError:
+            return  # closed already
+        self._calls.shutdown(wait=False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.wrap_future(last)
+        except TimeoutError:
+            log.warning("the host has held a call for %g s; it is not waited for any longer", timeout_s)
+        else:
+            self._calls.shutdown()  # the thread has nothing left to do
 
     def key(self, folder: Path) -> KeyKeeper | None:
         """The device's key in the host's store of secrets; None when it has none."""
@@ -155,7 +168,7 @@ class Host:
 
 
 def _nothing() -> None:
-    """Stands for a watch that could not be begun."""
+    """Stands for a watch that could not be begun, and ends the queue of calls."""
 
 
 def _secret(what: str, call: Callable[[], T]) -> T:

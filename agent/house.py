@@ -145,8 +145,9 @@ class House:
         return changes
 
     def rebound(self, bounds: PolicyBounds) -> None:
-        """Other local bounds over the policy."""
+        """Other local bounds over the policy; the coordinator is told what came of it."""
         self.holder.rebound(bounds)
+        self._later(self._report_policy())
 
     def relabel(self, labels: Mapping[str, str]) -> None:
         """Other labels of this device: policies that select by them are judged by the new ones, and it registers."""
@@ -351,6 +352,15 @@ class House:
             await control.register()
         except MidstreamError as err:
             log.warning("not registered: %s", err)
+
+    async def _report_policy(self) -> None:
+        control = self.control.control
+        if control is None:
+            return
+        try:
+            await control.report()
+        except MidstreamError as err:
+            log.warning("the policy's new bounds are not reported: %s", err)
 
     async def _report(self) -> None:
         while True:

@@ -79,10 +79,11 @@ class PolicyHolder:
         payload = read_durable(self._path, self._check_kept)
         if payload is not None:
             asked = _policy_of(decode_envelope(payload))
-            self._swap(asked, payload)
+            sections = self._swap(asked, payload)
             self._reported = Reported(
-                version=asked.version, epoch=asked.epoch, accepted=True, code="kept", held_version=asked.version
-            )
+                version=asked.version, epoch=asked.epoch, accepted=True, code="kept", sections=sections,
+                held_version=asked.version,
+            )  # fmt: skip
 
     def rebound(self, bounds: PolicyBounds) -> None:
         """Follow other local bounds at once: the policy in force is bounded anew."""
@@ -92,7 +93,7 @@ class PolicyHolder:
         self._held = evolve(held, followed=followed)
         sections = apply(held.followed, followed, self._ports.actions) | clamped
         if self._reported is not None and self._reported.accepted:
-            self._reported = evolve(self._reported, sections=sections)
+            self._reported = evolve(self._reported, sections={**self._reported.sections, **sections})
 
     async def consider(self, payload: bytes) -> Reported | None:
         """Judge a desired document; None when it was judged before and nothing changed."""

@@ -164,7 +164,7 @@ class Rendezvous:
         self.state = "offering"
         channel = await self._negotiate()
         self._broken.clear()
-        link = await self._ports.use(channel)
+        link = await self._use(channel)
         self.state, self.trouble = "up", ""
         self._ports.health.clear("webrtc")
         log.info("connected to the coordinator by WebRTC")
@@ -173,10 +173,17 @@ class Rendezvous:
             await self._while_useful(link)
         finally:
             self.state = "idle"
+            if self._ports.clock() - began_s >= self._waits.good_after_s:
+                self._tries = 0
             await self._ports.unused()
             await link.close()
-        if self._ports.clock() - began_s >= self._waits.good_after_s:
-            self._tries = 0
+
+    async def _use(self, channel: MessageChannel) -> PeerLink:
+        try:
+            return await self._ports.use(channel)
+        except BaseException:
+            await channel.close()  # nobody else has it
+            raise
 
     async def _while_useful(self, link: PeerLink) -> None:
         """Returns in order when the direct way has been there for long; raises LinkError when the link ended."""

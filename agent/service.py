@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agent.health import Health
@@ -54,7 +55,9 @@ class Service:
         self._notifier = notifier
         self._period_s = period_s
         self._watchdog: Watchdog | None = None
-        self._track: asyncio.Task[None] | None = None
+        self._tracks: tuple[asyncio.Task[None], ...] = ()
+        # Not asyncio's own pool: what fills that must not hold up what is told.
+        self._speaker = ThreadPoolExecutor(1, "service status")
         self._told = ""
 
     def step(self, text: str) -> None:
@@ -75,7 +78,11 @@ class Service:
             every_s = min(every_s, self._period_s / (2 * FEEDS_PER_PERIOD))
             self._watchdog = Watchdog(self._notifier, self._period_s, lambda: (loop.pulse(), *pulses()))
             self._watchdog.start()
-        self._track = asyncio.get_running_loop().create_task(self._tell(line, loop, every_s), name="midstream-service")
+        running = asyncio.get_running_loop()
+        self._tracks = (
+            running.create_task(_beat(loop, every_s), name="midstream-beat"),
+            running.create_task(self._tell(line, every_s), name="midstream-service"),
+        )
 
     def end(self) -> None:
         """The way to the end has begun; the watchdog is fed on."""
@@ -85,9 +92,10 @@ class Service:
 
     async def close(self) -> None:
         """Nothing is left to be told of. Idempotent."""
-        if self._track is not None:
-            self._track.cancel()
-            await asyncio.gather(self._track, return_exceptions=True)
+        for track in self._tracks:
+            track.cancel()
+        await asyncio.gather(*self._tracks, return_exceptions=True)
+        self._speaker.shutdown(cancel_futures=True)  # what is being sent has a bound of its own
         if self._watchdog is not None:
             self._watchdog.stop()
 
@@ -113,16 +121,26 @@ class Service:
             self._told = text
             self._notifier.ready(text)
 
-    async def _tell(self, line: Callable[[], str], loop: Loop, every_s: float) -> None:
+    async def _tell(self, line: Callable[[], str], every_s: float) -> None:
         assert self._notifier is not None
         before = self._told
         while True:
-            loop.beat()
-            text = line()
+            try:
+                text = line()
+            except Exception:
+                log.exception("the status could not be read; the service manager is told the one before")
+                text = before
             if text != before:
                 before = text
-                await asyncio.to_thread(self._notifier.status, text)
+                await asyncio.get_running_loop().run_in_executor(self._speaker, self._notifier.status, text)
             await asyncio.sleep(every_s)
+
+
+async def _beat(loop: Loop, every_s: float) -> None:
+    """A task of its own: what is told, and how long that takes, says nothing of the loop."""
+    while True:
+        loop.beat()
+        await asyncio.sleep(every_s)
 
 
 def status_line(found: Mapping[str, Any], loading: Iterable[str] = ()) -> str:

@@ -298,7 +298,7 @@ class CoordinatorHouse:
         counts = self.registry.counts()
         self.metrics.set_gauge("midstream_devices", counts.devices, help="Devices in the registry.")
         self.metrics.set_gauge("midstream_devices_online", counts.online, help="Devices that are not offline.")
-        dropped = self.coordinator.dropped
+        dropped = self.coordinator.dropped + (self._rendezvous.dropped if self._rendezvous is not None else 0)
         self.metrics.set_gauge("midstream_documents_dropped", dropped, help="Documents of devices that were not valid.")
         return self.metrics.render()
 

@@ -171,12 +171,17 @@ class Rendezvous:
         if not self._ports.may_enter(device_id, signed.certificate_der):
             await channel.close()
             return
-        visit = self._ports.serve(channel, device_id, signed.certificate_der)
-        before, self._visits[device_id] = self._visits.get(device_id), visit
-        if before is not None:
-            await before.close()
-        log.info("%s is connected by WebRTC", device_id)
         try:
+            visit = self._ports.serve(channel, device_id, signed.certificate_der)
+        except Exception:
+            log.exception("%s cannot be served by WebRTC", device_id)
+            await channel.close()
+            return
+        before, self._visits[device_id] = self._visits.get(device_id), visit
+        try:
+            if before is not None:
+                await before.close()
+            log.info("%s is connected by WebRTC", device_id)
             why = await visit.closed()
             log.info("%s has left WebRTC: %s", device_id, why)
         finally:

@@ -49,6 +49,10 @@ class ChannelLink:
     def name(self) -> str:
         return self._name
 
+    def heard_lately(self) -> bool:
+        """Whether the session's pings are answered."""
+        return self._session.heard_lately()
+
     def under_way(self) -> TransferSample | None:
         """The oldest transfer that is being sent and has not been answered."""
         return self._log.under_way()

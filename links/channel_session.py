@@ -101,12 +101,16 @@ class Session:
         self._closing: asyncio.Task[None] | None = None
         self.why = ""
         """Why it ended; empty while it lives."""
-        channel.listen(self._on_message, self._end)
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name=f"channel to {peer}")
+        channel.listen(self._on_message, self._end)  # what came before is handed over at once, and may be the end
 
     def idle_s(self) -> float:
         """Seconds since a stream carried anything."""
         return self._clock() - self._used_s
+
+    def heard_lately(self) -> bool:
+        """Whether it lives and the peer said something since the ping before the last."""
+        return not self.why and self._clock() - self._heard_s <= 2 * self._settings.ping_s
 
     async def open(self, opening: Open) -> Stream:
         """Begin a stream, when one more may be open. Raises LinkClosed, ProtocolError for headers that are too long."""

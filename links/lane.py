@@ -80,16 +80,22 @@ class ReaderLane:
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop reading after the frame at hand and wait for the thread; idempotent, from any thread but the lane's."""
         self._stopping = True
-        loop, reading = self._loop, self._reading
-        if loop is not None and reading is not None:
+        loop = self._loop
+        if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
-                loop.call_soon_threadsafe(reading.cancel)
+                loop.call_soon_threadsafe(self._stop_reading)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     @property
     def running(self) -> bool:
         return self._thread.is_alive()
+
+    def _stop_reading(self) -> None:
+        """In the lane's loop, where it is known whether the clean-up has begun: that is never cut short."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
 
     def _work(self) -> None:
         error: Exception | None = None
@@ -119,6 +125,7 @@ class ReaderLane:
                 self._on_frame(frame)
                 self.frames += 1
         finally:
+            self._reading = None
             if self._stream is not None:
                 await self._stream.close()
             if self._after is not None:

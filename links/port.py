@@ -153,6 +153,15 @@ class DoubledLink(Protocol):
         ...
 
 
+@runtime_checkable
+class ProvenLink(Protocol):
+    """A Link that asks its far end for signs of life by itself, and ends when there are none."""
+
+    def heard_lately(self) -> bool:
+        """Whether the far end has just shown that it is there, whatever became of the requests to it."""
+        ...
+
+
 @frozen
 class Delivery:
     """One MQTT message."""

@@ -28,6 +28,9 @@ LIFE_S = 30.0
 CLOCK_SLACK_S = 300.0
 _CONTEXT = b"midstream signal 1\0"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029]")
+"""All but the ends of lines; some of these end a line for one reader and not for another."""
+
 _MEDIA = re.compile(r"m=application \d+ (UDP|TCP)/DTLS/SCTP webrtc-datachannel", re.ASCII)
 
 
@@ -93,7 +96,9 @@ def check_description(sdp: str) -> None:
         raise ProtocolError(
             f"the description has {len(sdp)} characters, at most {MAX_SDP_CHARS} are taken", field="sdp"
         )
-    lines = sdp.replace("\r\n", "\n").split("\n")
+    if _CONTROL.search(sdp):
+        raise ProtocolError("the description has control characters", field="sdp")
+    lines = sdp.splitlines()  # as its reader does
     media = [line for line in lines if line.startswith("m=")]
     if len(media) != 1 or not _MEDIA.fullmatch(media[0]):
         raise ProtocolError("the description is not of one data channel", field="sdp")

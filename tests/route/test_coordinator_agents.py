@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attrs import define
+from attrs import define, evolve
 
+from agent.config import PolicyBounds
 from cloud_stub import cli
 from cloud_stub.admin_client import AdminClient
 from cloud_stub.compose import CoordinatorHouse
@@ -61,6 +62,14 @@ async def test_the_real_agent_joins_registers_and_takes_policy(tmp_path: Path) -
             assert reported is not None
             assert (reported.sections["split"], reported.sections["engines"]) == ("applied", "applied")
             assert told == [0.5], "queues follow without a restart"
+            agent.house.reconfigure(evolve(agent.house.config, bounds=PolicyBounds(wait_target_s=0.2)))
+
+            def engines() -> str:
+                (device,) = coordinator.house.registry.devices()
+                return device.reported.sections["engines"] if device.reported is not None else ""
+
+            await agent.until(lambda: engines() == "clamped: wait_target_s = 0.2")
+            assert told == [0.5, 0.2]
         async with asyncio.timeout(10):
             while (devices := (await client.ask("GET", "/devices"))["devices"])[0]["state"] != "offline":
                 await asyncio.sleep(0.05)

@@ -73,6 +73,12 @@ async def test_the_second_way_comes_by_itself_with_the_rights_of_the_certificate
         assert (told.status, json.loads(told.body)["webrtc"]) == (200, 1)
         assert (await link.exchange("/midstream/v1/admin/devices", {}, b"", 5, method="GET")).status == 401
         await agent.until(lambda: agent.house.probe.view("webrtc").rtt_s is not None)
+        control = agent.house.control.control
+        assert control is not None
+        await control.offer(b"noise")
+        async with asyncio.timeout(10):
+            while b"midstream_documents_dropped 1" not in (await link.exchange("/metrics", {}, b"", 5, "GET")).body:
+                await asyncio.sleep(0.05)
         # No member any more: the way ends at once and is not made again.
         await AdminClient(coordinator.house.config.state_dir).ask("POST", "/devices/pi/revoke")
         await agent.until(lambda: not link.available)

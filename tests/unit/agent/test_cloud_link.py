@@ -183,3 +183,25 @@ async def test_a_stream_over_the_link_before_is_no_trouble_of_the_one_after() ->
     assert link.available
     await stream.close()
     await link.close()
+
+
+async def test_frames_that_come_between_slow_answers_show_that_somebody_is_there() -> None:
+    async def tick(request: Request, stream: FrameStream) -> None:
+        while True:
+            await stream.send(b"x")
+
+    class Slow(MemoryLink):
+        async def exchange(self, *args: object, **kwargs: object) -> Reply:
+            raise LinkTimeout("slow")
+
+    troubles: list[LinkError] = []
+    link = CloudLink(troubles.append)
+    await link.point_to(Slow("far", [], [FrameRoute("/frames", tick)]))
+    stream = await link.open("/frames")
+    for _ in range(2 * TIMEOUTS_BEFORE_TROUBLE):
+        with pytest.raises(LinkTimeout):
+            await ask(link)
+        assert await stream.receive() == b"x"
+    assert troubles == []
+    await stream.close()
+    await link.close()

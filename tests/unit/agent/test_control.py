@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attrs import evolve
 
+from agent.config import PolicyBounds
 from agent.control import Control, ControlPorts, will
 from agent.policy import PolicyHolder
 from agent.registration import Registrar
@@ -228,4 +229,17 @@ async def test_garbage_on_our_topics_is_ignored(tmp_path: Path) -> None:
     await asyncio.sleep(0.02)
     assert fleet.told == []
     assert fleet.holder.current().version == 0
+    await fleet.stop()
+
+
+async def test_other_bounds_are_reported_to_the_fleet(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    await fleet.start()
+    await fleet.ear.publish(TOPICS.policy_desired, signed(policy(2)), retain=True)
+    await until(lambda: fleet.count(TOPICS.policy_reported) == 1)
+    fleet.holder.rebound(PolicyBounds(max_answer_tokens=10))
+    await fleet.control.report()
+    await until(lambda: fleet.count(TOPICS.policy_reported) == 2)
+    reported = decode(Reported, fleet.last(TOPICS.policy_reported), what="reported")
+    assert (reported.version, reported.sections["limits"]) == (2, "clamped: max_answer_tokens = 10")
     await fleet.stop()

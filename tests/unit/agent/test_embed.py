@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,40 @@ def test_many_threads_may_start_and_stop_it(tmp_path: Path) -> None:
         thread.join()
     agent.stop()
     assert (seen, agent.state) == ([], "stopped")
+
+
+class SlowToLeave(FakeHost):
+    """A host that takes its time when the agent stops following it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves = threading.Event()
+
+    def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        stop = super().watch(on_change)
+
+        def slowly() -> None:
+            self.leaves.set()
+            time.sleep(0.5)
+            stop()
+
+        return slowly
+
+
+def test_a_start_during_a_stop_is_not_lost(tmp_path: Path) -> None:
+    host = SlowToLeave()
+    agent = EmbeddedAgent(config_for(tmp_path), host)
+    agent.start()
+    agent.wait_ready()
+    _until(lambda: host.watchers == 1)
+    stopping = threading.Thread(target=agent.stop)
+    stopping.start()
+    assert host.leaves.wait(10)
+    agent.start()
+    stopping.join()
+    assert agent.wait_ready().startswith("http://127.0.0.1:")
+    assert agent.state == "ready"
+    agent.stop()
 
 
 def test_its_own_thread_may_not_wait_for_it_and_a_listener_with_a_bug_harms_nobody(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -131,3 +132,23 @@ async def test_a_plain_host_holds_nothing_back() -> None:
         assert seen.host.text_engine("any") is None
         seen.host.hold_awake(True)
     assert seen.paces == []
+
+
+async def test_a_host_that_holds_a_call_does_not_hold_up_the_end() -> None:
+    gate = threading.Event()
+
+    class Stuck(FakeHost):
+        def hold_awake(self, on: bool) -> None:
+            gate.wait(30)
+            super().hold_awake(on)
+
+    bridge = Stuck()
+    host = Host(bridge, Health(FakeClock()), lambda before, now: None)
+    host.hold_awake(True)
+    try:
+        async with asyncio.timeout(10):
+            await host.close(timeout_s=0.1)
+        assert bridge.calls == []
+    finally:
+        gate.set()
+    await until(lambda: [on for name, on in bridge.calls if name == "hold_awake"] == [True, False])

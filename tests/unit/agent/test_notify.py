@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,28 @@ async def test_a_whole_agent_tells_of_its_workers(tmp_path: Path) -> None:
         assert Listening().hung(agent.house.pulses(), 0.0) == ()
         assert agent.house.line().startswith("ready at http://127.0.0.1:")
         assert "models: none" in agent.house.line()
+
+
+async def test_a_status_that_fails_or_a_full_pool_stops_neither_the_feeding_nor_what_is_told(
+    manager: FakeManager,
+) -> None:
+    lines: list[str] = ["first"]
+    gate, pool = threading.Event(), ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(pool)
+    service = Service(Notifier(manager.address), PERIOD_S)
+    service.begin(lambda: lines[0], tuple)
+    held = asyncio.create_task(asyncio.to_thread(gate.wait, 30))
+    try:
+        lines.clear()  # reading it raises now
+        own = ThreadPoolExecutor(1)
+        loop = asyncio.get_running_loop()
+        end_s = time.monotonic() + 2 * PERIOD_S
+        while time.monotonic() < end_s:
+            await loop.run_in_executor(own, manager.until_fed, 2.0)
+        lines.append("second")
+        await loop.run_in_executor(own, manager.until_status, "second")
+        own.shutdown()
+    finally:
+        gate.set()
+        await held
+        await service.close()

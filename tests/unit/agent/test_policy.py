@@ -186,3 +186,13 @@ def test_a_new_wait_target_reaches_every_part_that_queues() -> None:
     new = Policy(engines=EnginesPolicy(wait_target_s=0.25))
     assert apply(Policy(), new, {"engines": action}) == {"engines": "applied"}
     assert first.wait_targets_s == second.wait_targets_s == [0.25]
+
+
+async def test_what_is_clamped_is_still_told_after_a_restart(tmp_path: Path) -> None:
+    bounds = PolicyBounds(max_answer_tokens=10)
+    await holder(tmp_path, bounds).consider(signed(evolve(policy(1), limits=LimitsPolicy(max_answer_tokens=99))))
+    again = holder(tmp_path, bounds)
+    again.load()
+    kept = again.reported()
+    assert kept is not None
+    assert (kept.code, kept.sections["limits"]) == ("kept", "clamped: max_answer_tokens = 10")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 
 from agent.health import Health
 from agent.rendezvous import Mode, Rendezvous, RendezvousPorts, Waits
-from links.port import Delivery
+from links.port import Delivery, MessageChannel
 from protocol.clock import WallTime
 from protocol.decode import decode, encode
 from protocol.errors import ConfigError, LinkClosed, MidstreamError, ProtocolError
@@ -73,6 +74,8 @@ class World:
     offerings: list[Offering] = field(factory=list)
     links: list[FakeLink] = field(factory=list)
     unused: int = 0
+    unusable: Exception | None = None
+    channels: list[MemoryChannel] = field(factory=list)
     way: Rendezvous | None = None
     health: Health = field(init=False)
 
@@ -109,7 +112,11 @@ class World:
             raise ProtocolError("another device's")
         return Signed(signal, b"")
 
-    async def use(self, channel: object) -> FakeLink:
+    async def use(self, channel: MessageChannel) -> FakeLink:
+        if self.unusable is not None:
+            assert isinstance(channel, MemoryChannel)
+            self.channels.append(channel)
+            raise self.unusable
         self.links.append(FakeLink())
         return self.links[-1]
 
@@ -118,7 +125,10 @@ class World:
 
 
 QUICK = Waits(first_s=0.02, longest_s=0.05, grace_s=0.02, linger_s=0.1, look_s=0.02)
-Start = Callable[[World, Mode], Rendezvous]
+
+
+class Start(Protocol):
+    def __call__(self, world: World, mode: Mode, waits: Waits = QUICK) -> Rendezvous: ...
 
 
 @pytest.fixture
@@ -126,8 +136,8 @@ async def start() -> AsyncIterator[Start]:
     """Begin a way whose pauses are short; it ends with the test."""
     tasks: list[asyncio.Task[None]] = []
 
-    def begin(world: World, mode: Mode) -> Rendezvous:
-        world.way = Rendezvous(mode, "pi", world.ports(), QUICK)
+    def begin(world: World, mode: Mode, waits: Waits = QUICK) -> Rendezvous:
+        world.way = Rendezvous(mode, "pi", world.ports(), waits)
         tasks.append(asyncio.ensure_future(world.way.run()))
         return world.way
 
@@ -241,3 +251,28 @@ async def test_a_refusal_says_why_and_when_to_come_back(start: Start) -> None:
     tried = len(world.offers)
     await asyncio.sleep(0.03)
     assert len(world.offers) == tried, "the bound that we set ourselves is the longest pause"
+
+
+async def test_a_connection_that_lived_for_good_after_s_begins_the_pauses_anew(start: Start) -> None:
+    world = World(fails=LinkClosed("no path to the peer"))
+    way = start(world, "auto", evolve(QUICK, good_after_s=30.0))
+    await until(lambda: way._tries >= 3)
+    world.fails = None
+    await until(lambda: way.state == "up")
+    grown = way._tries
+    world.links[0].ended.set()
+    await until(lambda: len(world.links) == 2)
+    assert way._tries == grown + 1, "a short life proves nothing"
+    world.now_s += 31.0
+    world.links[1].ended.set()
+    await until(lambda: len(world.links) == 3)
+    assert way._tries == 1
+
+
+async def test_a_channel_that_cannot_be_used_is_closed(start: Start) -> None:
+    world = World(unusable=LinkClosed("it has ended already"))
+    way = start(world, "auto")
+    await until(lambda: len(world.channels) >= 2)
+    assert world.channels[0].closed
+    world.unusable = None
+    await until(lambda: way.state == "up")

@@ -59,6 +59,7 @@ class World:
     answers: list[Answered] = field(factory=list)
     visits: list[FakeVisit] = field(factory=list)
     unusable: bool = False
+    broken: Exception | None = None
     limits: RendezvousLimits = field(factory=RendezvousLimits)
     point: Rendezvous = field(init=False)
 
@@ -88,6 +89,8 @@ class World:
         return self.answers[-1]
 
     def serve(self, channel: MessageChannel, name: str, der: bytes) -> FakeVisit:
+        if self.broken is not None:
+            raise self.broken
         self.visits.append(FakeVisit(name, der))
         return self.visits[-1]
 
@@ -209,3 +212,17 @@ async def test_there_is_a_most_of_everything() -> None:
     await until(lambda: len(world.answers) == 2)
     assert len(world.point._seen) == 2
     await world.point.stop()
+
+
+async def test_a_device_that_cannot_be_served_leaves_nothing_open(world: World) -> None:
+    world.broken = RuntimeError("a bug")
+    world.offer(1)
+    await until(lambda: world.said)
+    world.answers[0].go.set()
+    await until(lambda: world.answers[0].channel.closed)
+    assert world.point.visits == 0
+    world.broken = None
+    world.offer(2)
+    await until(lambda: len(world.answers) == 2)
+    world.answers[1].go.set()
+    await until(lambda: world.point.visits == 1)

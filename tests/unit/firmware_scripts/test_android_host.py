@@ -6,6 +6,8 @@ import ast
 import json
 import re
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree
@@ -121,7 +123,8 @@ def test_every_call_into_kotlin_is_there_with_its_number_of_arguments() -> None:
 def test_the_service_calls_what_python_has() -> None:
     called = set(re.findall(r'callAttr\("(\w+)"', (KOTLIN / "AgentService.kt").read_text()))
     tree = ast.parse((PYTHON / "midstream_host" / "service.py").read_text())
-    assert called == {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    public = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+    assert called == public
 
 
 def test_the_state_names_its_fields_as_the_port_does() -> None:
@@ -197,6 +200,48 @@ def test_the_service_starts_pauses_resumes_and_stops(sample: Any, tmp_path: Path
     sample.service.stop()
     assert phone.callback is None
     assert phone.awake.count(True) == phone.awake.count(False) > 0
+
+
+class Leaving(Phone):
+    """Android's answer is late when the agent stops following it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves = threading.Event()
+
+    def onChange(self, callback: Callable[[], None] | None) -> None:  # noqa: N802
+        if callback is None:
+            self.leaves.set()
+            time.sleep(0.5)
+        super().onChange(callback)
+
+
+def test_a_service_that_begins_while_the_one_before_ends_waits_for_that_end(
+    sample: Any, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    sample.service.PORT = free_port()
+    before, after = Leaving(), Phone()
+    folders = str(tmp_path / "state"), str(tmp_path / "models")
+    sample.service.start(before, *folders, "", list)
+    ending = threading.Thread(target=sample.service.stop)
+    ending.start()
+    try:
+        assert before.leaves.wait(10)
+        assert sample.service.start(after, *folders, "", list).endswith(str(sample.service.PORT))
+        end_s = time.monotonic() + 10
+        while after.callback is None and time.monotonic() < end_s:
+            time.sleep(0.02)
+        assert (before.callback, after.callback is not None) == (None, True)
+    finally:
+        ending.join()
+        sample.service.stop()
+    assert after.callback is None
+
+
+def test_the_worker_of_the_calls_outlives_a_service() -> None:
+    source = (KOTLIN / "AgentService.kt").read_text()
+    assert source.index("companion object") < source.index("newSingleThreadExecutor")
+    assert "shutdown" not in source
 
 
 def _kotlin() -> str:

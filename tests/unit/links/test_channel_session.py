@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from attrs import define, field
 
+from agent.cloud_link import TIMEOUTS_BEFORE_TROUBLE, CloudLink
 from links.channel_link import ChannelFrames, ChannelLink
-from links.channel_messages import FRAGMENT_BYTES, Data, Head, Open, decode_message, encode_message
+from links.channel_messages import FRAGMENT_BYTES, Bye, Data, Head, Open, decode_message, encode_message
 from links.channel_server import ChannelServer, Peer
 from links.channel_session import Session, SessionSettings
 from links.channel_stream import WINDOW_COST, Stream
@@ -201,6 +202,10 @@ async def served() -> AsyncIterator[tuple[ChannelLink, Ends, dict[str, object]]]
 
         return Response(200, {}, parts())
 
+    async def slow(request: Request) -> Response:
+        await asyncio.sleep(10)
+        return Response(200)
+
     async def frames(request: Request, stream: FrameStream) -> None:
         try:
             await stream.receive()
@@ -209,7 +214,7 @@ async def served() -> AsyncIterator[tuple[ChannelLink, Ends, dict[str, object]]]
 
     routes = [
         Route("POST", "/who", who, 1000), Route("POST", "/broken", broken), Route("POST", "/lost", lost),
-        Route("POST", "/endless", endless),
+        Route("POST", "/endless", endless), Route("POST", "/slow", slow),
     ]  # fmt: skip
     server = ChannelServer(routes, [FrameRoute("/frames", frames)], Peer("pi-1", b"der"))
     far = Session(theirs, "pi-1", accept=server.accept, settings=QUICK)
@@ -274,3 +279,44 @@ async def test_a_head_of_nonsense_ends_the_session(ends: Ends) -> None:
     ends.taken[0][0].answer(Head(200))
     ends.theirs.send(encode_message(stream.number, Head(200)))
     assert "broke the protocol" in await ends.near.closed()
+
+
+class Early(MemoryChannel):
+    """A channel on which messages came before anyone listened."""
+
+    def __init__(self, *messages: bytes) -> None:
+        super().__init__()
+        self.came = messages
+
+    def listen(self, on_message: Callable[[bytes], None], on_closed: Callable[[str], None]) -> None:
+        super().listen(on_message, on_closed)
+        for message in self.came:
+            on_message(message)
+
+
+@pytest.mark.parametrize(("message", "why"), [(encode_message(0, Bye()), "left"), (b"\xff", "broke the protocol")])
+async def test_a_peer_that_ended_it_before_it_began_is_a_session_that_has_ended(message: bytes, why: str) -> None:
+    channel = Early(message)
+    session = Session(channel, "device", settings=QUICK)
+    assert why in await session.closed()
+    assert channel.closed
+    with pytest.raises(LinkClosed):
+        await session.open(Open("POST", "/"))
+
+
+async def test_slow_answers_of_a_peer_that_says_it_is_there_are_no_trouble_of_the_link(served: Served) -> None:
+    link, ends, _ = served
+    troubles: list[LinkError] = []
+    cloud = CloudLink(troubles.append, "webrtc")
+    await cloud.point_to(link)
+    for _ in range(2 * TIMEOUTS_BEFORE_TROUBLE):
+        with pytest.raises(LinkTimeout):
+            await cloud.exchange("/slow", {}, b"", 0.02)
+    assert troubles == []
+    await until(link.heard_lately)
+    ends.theirs.held = True
+    async with asyncio.timeout(10):
+        while not troubles:
+            with pytest.raises(LinkError):
+                await cloud.exchange("/slow", {}, b"", 0.02)
+    await until(lambda: not link.heard_lately())

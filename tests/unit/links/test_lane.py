@@ -164,3 +164,23 @@ async def test_an_error_of_the_callback_ends_the_lane_and_is_told(server: Runnin
     assert await asyncio.to_thread(done.wait, 5)
     await asyncio.to_thread(lane.close)
     assert [type(error) for error in ends] == [ValueError]
+
+
+async def test_a_second_close_does_not_cut_short_the_clean_up_of_the_first(server: RunningServer) -> None:
+    cleaning, cleaned = threading.Event(), threading.Event()
+    open_stream, close_link = _opener(server.port, "/echo")
+
+    async def after() -> None:
+        cleaning.set()
+        await asyncio.sleep(0.3)
+        await close_link()
+        cleaned.set()
+
+    lane = ReaderLane(open_stream, lambda frame: None, after=after)
+    await asyncio.to_thread(lane.start)
+    first = asyncio.create_task(asyncio.to_thread(lane.close))
+    assert await asyncio.to_thread(cleaning.wait, 5)
+    await asyncio.to_thread(lane.close)
+    await first
+    assert cleaned.is_set()
+    assert not lane.running

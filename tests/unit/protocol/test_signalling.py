@@ -22,6 +22,8 @@ SDP = (
     "v=0\r\nm=application 9 UDP/DTLS/SCTP webrtc-datachannel\r\na=fingerprint:sha-256 AA:BB\r\n"
     "a=candidate:1 1 udp 2130706431 192.0.2.1 4000 typ host\r\n"
 )
+# Ends of a line for str.splitlines, and for no rule of this format.
+HIDDEN_ENDS = ("\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 OFFER = Signal(kind="offer", id="0" * 32, device_id="pi", at=NOW_S, sdp=SDP)
 
 
@@ -124,6 +126,10 @@ def test_noise_is_a_named_error(noise: bytes) -> None:
         SDP.replace(" 4000 typ host", ""),
         SDP + "a=candidate:1 1 udp 1 192.0.2.1 4000 typ host\r\n" * MAX_CANDIDATES,
         SDP + "a=x" * 10_000,
+        *(f"{SDP}a=x{end}a=candidate:1 1 udp 1 a1b2.local 4000 typ host\r\n" for end in HIDDEN_ENDS),
+        *(f"{SDP}a=x{end}y\r\n" for end in HIDDEN_ENDS),
+        SDP + "\ra=candidate:1 1 udp 1 a1b2.local 4000 typ host\r\n",
+        SDP + "a=x\0\r\n",
     ],
 )
 def test_a_description_of_something_else_is_refused(sdp: str) -> None:

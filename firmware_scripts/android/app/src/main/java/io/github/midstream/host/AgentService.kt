@@ -17,10 +17,10 @@ import java.util.concurrent.Executors
 
 /**
  * Keeps the agent alive while nobody looks. Every call into Python blocks, so that one worker thread makes them all,
- * in order; Android's main thread makes none.
+ * in order; Android's main thread makes none. The worker is the process's, not the service's: a service that is made
+ * while the one before it still ends waits for that end.
  */
 class AgentService : Service() {
-    private val worker = Executors.newSingleThreadExecutor()
     private lateinit var bridge: PhoneBridge
 
     override fun onBind(intent: Intent?): IBinder? = null
@@ -45,9 +45,13 @@ class AgentService : Service() {
     }
 
     override fun onDestroy() {
-        later { host().callAttr("stop") }
-        worker.shutdown()
-        bridge.close()
+        later {
+            try {
+                host().callAttr("stop")
+            } finally {
+                bridge.close()
+            }
+        }
         super.onDestroy()
     }
 
@@ -88,5 +92,6 @@ class AgentService : Service() {
         private const val CHANNEL = "agent"
         private const val NUMBER = 1
         private const val TAG = "midstream"
+        private val worker = Executors.newSingleThreadExecutor()
     }
 }
