@@ -203,7 +203,7 @@ class TensorSide:
 
     def pulses(self) -> tuple[Pulse, ...]:
         """Signs of life of every thread that computes or loads here; from any thread."""
-        executors = (self._executor, self._pictures, self._post)
+        executors = (self._executor, self._pictures, self._later, self._post)
         return (*(pulse for executor in executors for pulse in executor.pulses()), *self._local.pulses())
 
     def set_wait_target(self, seconds: float) -> None:

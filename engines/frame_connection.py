@@ -7,10 +7,10 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from attrs import define, evolve, field, frozen
 
+from engines.aside import aside
 from engines.frame_meter import Sent, UpMeter
 from engines.frame_parts import LARGE_BYTES, Incoming, Outgoing, pack, views_of
 from engines.frame_sender import FrameSender
@@ -49,8 +49,7 @@ CREDIT_STEP = 4
 GREETING_S = 10.0
 
 MAX_HERE_BYTES = 64 << 10
-
-T = TypeVar("T")
+"""More data than this is packed and unpacked in a thread."""
 
 OnAnswer = Callable[[TensorAnswer, Callable[[], None]], None]
 """Takes a whole answer and calls the second argument, from any thread, when its memory is free again. In a lane it may
@@ -216,7 +215,8 @@ class FrameConnection:
         assert self._room is not None
         began_s = self._clock()
         if packed and self.packs:
-            views = deque([memoryview(await aside(partial(pack, inputs), sum(t.size_bytes for t in inputs)))])
+            large = sum(tensor.size_bytes for tensor in inputs) > MAX_HERE_BYTES
+            views = deque([memoryview(await aside(partial(pack, inputs), large))])
             ask = evolve(ask, packed_bytes=len(views[0]))
         else:
             views = views_of(inputs)
@@ -432,11 +432,6 @@ def _wire(asked: _Asked, came_s: float) -> WireTimes:
         server_s=server_s,
         receive_s=max(0.0, came_s - arrived_s - server_s),
     )
-
-
-async def aside(work: Callable[[], T], size_bytes: int) -> T:
-    """Large work in a thread, small work at once: a change of threads costs more than it."""
-    return await asyncio.to_thread(work) if size_bytes > MAX_HERE_BYTES else work()
 
 
 def _us(seconds: float) -> int:

@@ -12,9 +12,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 from urllib.parse import quote
 
+from engines.aside import aside
 from engines.port import TensorAnswer, TensorEndpoint
 from links.port import Link, Reply
 from protocol import zstd
@@ -46,6 +46,8 @@ RETRY_AFTER_S = 1.0
 """For a server that refuses without saying when to come back."""
 
 MAX_RETRY_AFTER_S = 3600.0
+MAX_SECONDS = 1e9
+"""A server that says more, or a whole number that no float holds, is not believed."""
 
 LOOK_S = 5.0
 """For the answer to GET /v2."""
@@ -53,7 +55,6 @@ LOOK_S = 5.0
 MAX_HERE_BYTES = 128 << 10
 """Longer bodies are compressed and inflated in a thread: half a millisecond of the event loop, from here on."""
 
-T = TypeVar("T")
 
 _collected: contextvars.ContextVar[list[TransferSample] | None] = contextvars.ContextVar("collected", default=None)
 
@@ -129,7 +130,7 @@ class RemoteEndpoint:
         plain = body
         if packed:
             head = body[: len(body) - sum(tensor.size_bytes for tensor in inputs)]
-            body = await _aside(partial(zstd.compress_tensors, head, inputs), len(body))
+            body = await aside(partial(zstd.compress_tensors, head, inputs), len(body) > MAX_HERE_BYTES)
             headers = {**headers, "content-encoding": zstd.NAME, "accept-encoding": zstd.NAME}
         encode_s = self._clock() - began_s
         samples: list[TransferSample] = []
@@ -143,8 +144,8 @@ class RemoteEndpoint:
         if reply.status != 200:
             raise error_of(reply, model)
         came_s = self._clock()
-        coded = "content-encoding" in reply.headers
-        response = await _aside(partial(decode_response, reply.headers, reply.body), len(reply.body) if coded else 0)
+        coded = "content-encoding" in reply.headers and len(reply.body) > MAX_HERE_BYTES
+        response = await aside(partial(decode_response, reply.headers, reply.body), coded)
         seconds = encode_s, self._clock() - came_s
         return self._answer(response, reply, samples, seconds, len(body))
 
@@ -217,11 +218,6 @@ class _Compressing:
         return self._endpoint.wait_s()
 
 
-async def _aside(work: Callable[[], T], size_bytes: int) -> T:
-    """Large work in a thread, small work at once: a change of threads costs more than it."""
-    return await asyncio.to_thread(work) if size_bytes > MAX_HERE_BYTES else work()
-
-
 async def ask_to_load(link: Link, model: str, deadline_s: float) -> bool:
     """Have a server load a model before its first request (load of Triton's model repository extension).
 
@@ -268,8 +264,9 @@ def server_seconds(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds(value: object) -> float | None:
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    return float(value) if fits and isinstance(value, (int, float)) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        return None
+    return float(value)
 
 
 def _seconds_text(text: str) -> float | None:

@@ -206,7 +206,10 @@ def _exact(entry: Mapping[str, Any]) -> bytes:
 
 
 def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    try:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    except OverflowError:  # a whole number that no float holds
+        return None
 
 
 def _finish(raw: Any) -> FinishReason | None:

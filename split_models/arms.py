@@ -73,6 +73,11 @@ class Spent:
     down_bytes: int = 0
 
     @property
+    def work_s(self) -> float:
+        """All work on the answer, here and there."""
+        return self.before_s + self.compute_s + self.server_s + self.after_s
+
+    @property
     def total_s(self) -> float:
         here_s = self.queue_s + self.before_s + self.compute_s + self.after_s
         there_s = self.server_queue_s + self.server_s

@@ -6,6 +6,7 @@ kept only if a batch of real inputs gives every row as a run of its own does, an
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
@@ -79,16 +80,13 @@ def try_batch(
         one_file.write_bytes(data)
         many_file.write_bytes(freed)
         try:
-            one, many = runtime.load(one_file, threads), runtime.load(many_file, threads)
+            with (
+                contextlib.closing(runtime.load(one_file, threads)) as one,
+                contextlib.closing(runtime.load(many_file, threads)) as many,
+            ):
+                return _compared(freed, one, many, asked, least_gain_ratio, clock)
         except MidstreamError:
-            return None
-        try:
-            return _compared(freed, one, many, asked, least_gain_ratio, clock)
-        except MidstreamError:
-            return None  # an operator inside depends on the first dimension
-        finally:
-            one.close()
-            many.close()
+            return None  # it does not load, or an operator inside depends on the first dimension
 
 
 def _compared(

@@ -14,7 +14,8 @@ from functools import partial
 
 from attrs import define, field, frozen
 
-from engines.frame_connection import aside
+from engines.aside import aside
+from engines.frame_connection import MAX_HERE_BYTES
 from engines.frame_parts import Incoming, Outgoing, pack, views_of
 from engines.frame_sender import FrameSender
 from links.port import FrameRoute, FrameStream, Request
@@ -218,16 +219,17 @@ class _Stream:
         self._sender.post(Outgoing(request, head, views, on_end=partial(self._left, request, held)))
 
     async def _served(self, held: _Held) -> tuple[Served, tuple[TensorHead, ...], deque[memoryview]]:
-        ask, large = held.ask, held.incoming.size_bytes
+        ask = held.ask
+        large = bool(ask.packed_bytes) and held.incoming.size_bytes > MAX_HERE_BYTES
         self._service.find(ask.model)  # before any work on data that is for nobody
-        inputs = await aside(held.incoming.tensors, large if ask.packed_bytes else 0)
+        inputs = await aside(held.incoming.tensors, large)
         left_s = ask.deadline_ms / 1000 - (self._clock() - held.began_s)
         asked = InferRequest(model=ask.model, inputs=inputs, id=ask.id[:128], binary=True)
         served = await self._service.infer(asked, min(MAX_DEADLINE_S, max(0.001, left_s)))
         told = heads_of(served.outputs)
         if not ask.packed_bytes:
             return served, told, views_of(served.outputs)
-        packed = await aside(partial(pack, served.outputs), sum(head.size_bytes for head in told))
+        packed = await aside(partial(pack, served.outputs), sum(head.size_bytes for head in told) > MAX_HERE_BYTES)
         return served, told, deque([memoryview(packed)])
 
     def _refuse(self, request: int, error: MidstreamError) -> None:

@@ -5,15 +5,14 @@ Answers tell beside the tensors: parameters `digest`, `midstream_arm`, `wait_s`,
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import importlib.metadata
 import json
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
+from engines.aside import aside
 from links.port import Request, Response, Route
 from protocol import zstd
 from protocol.errors import BadRequest, Loading, MidstreamError, NotFound
@@ -44,8 +43,6 @@ MAX_COPIED_BYTES = 4 << 20
 """Longer binary answers are put together in a thread: a copy of this takes about a millisecond."""
 
 _MIN_COMPRESSED_BYTES = 1_024
-
-T = TypeVar("T")
 
 
 class Front:
@@ -111,7 +108,7 @@ class Front:
         raw_shortcut = request.headers.get("inference-header-content-length") == "0"
         specs = (await self._service.metadata(shown.name)).inputs if raw_shortcut else ()
         decode = partial(decode_request, name, request.headers, request.body, specs=specs)
-        asked = await _aside(decode, _is_work(request.headers, len(request.body)))
+        asked = await aside(decode, _is_work(request.headers, len(request.body)))
         self._count += 1
         if not asked.id:
             asked = _with_id(asked, request.headers.get("x-request-id") or f"t{self._count}")
@@ -121,7 +118,7 @@ class Front:
         served = await self._service.infer(asked, self._deadline(asked))
         size_bytes = sum(tensor.size_bytes for tensor in served.outputs)
         bound = MAX_COPIED_BYTES if asked.binary and "accept-encoding" not in request.headers else MAX_HERE_BYTES
-        return await _aside(partial(_answer, asked, served, told_id, request.headers), size_bytes > bound)
+        return await aside(partial(_answer, asked, served, told_id, request.headers), size_bytes > bound)
 
     def _deadline(self, asked: InferRequest) -> float:
         """`timeout` in microseconds, as Triton has it, or `deadline_s`."""
@@ -129,8 +126,12 @@ class Front:
             value = asked.parameters.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value * factor < 1e9:
-                raise BadRequest(f"{value!r} is not a positive number", field=f"parameters.{key}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9 / factor:
+                raise BadRequest(
+                    f"{str(value)[:40]} is no number of seconds to wait",
+                    next_step="a positive number",
+                    field=f"parameters.{key}",
+                )
             return min(MAX_DEADLINE_S, float(value) * factor)
         return self._deadline_s
 
@@ -140,11 +141,6 @@ def _is_work(headers: Mapping[str, str], size_bytes: int) -> bool:
     if "content-encoding" in headers:
         return True
     return size_bytes > MAX_HERE_BYTES and headers.get(HEADER_LENGTH, "0") == "0"
-
-
-async def _aside(work: Callable[[], T], large: bool) -> T:
-    """Large work in a thread, small work at once: a change of threads costs more than it."""
-    return await asyncio.to_thread(work) if large else work()
 
 
 def _answer(asked: InferRequest, served: Served, told_id: str, headers: Mapping[str, str]) -> Response:

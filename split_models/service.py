@@ -167,7 +167,14 @@ class Service:
         answer = await runner.infer(work, request.id, deadline_s)
         spent = answer.spent
         return Served(
-            answer.outputs, answer.digest, str(answer.arm), spent.queue_s, spent.compute_s, reason=answer.reason
+            answer.outputs,
+            answer.digest,
+            str(answer.arm),
+            wait_s=spent.queue_s + spent.server_queue_s,
+            compute_s=spent.work_s,
+            pre_s=spent.before_s,
+            post_s=spent.after_s,
+            reason=answer.reason,
         )
 
     async def _by_recipe(self, shown: Shown, encoded: bytes, deadline_s: float) -> Served:

@@ -46,6 +46,9 @@ async def test_one_unloadable_model_leaves_the_others(tmp_path: Path, model_file
         assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "split bundles"]
         assert [w.name for w in agent.house.health.warnings if "a-bad" in w.text] == ["tensor_model:a-bad"]
 
+        await tensors._later.run(list)
+        assert "later" in {pulse.name.partition("-")[0] for pulse in tensors.pulses()}
+
         await asyncio.to_thread(store.remove, "a-bad")
         await tensors.cloud_met()
         assert not [w for w in agent.house.health.warnings if "a-bad" in w.text]

@@ -107,7 +107,9 @@ async def test_tensors_travel_in_binary_and_names_are_quoted() -> None:
     assert decode_request("a/b", sent, request).inputs[0].datatype == "FP16"
 
 
-@pytest.mark.parametrize("parameters", [{"digest": 7, "wait_s": "long", "compute_s": -1}, {"wait_s": True}])
+@pytest.mark.parametrize(
+    "parameters", [{"digest": 7, "wait_s": "long", "compute_s": -1}, {"wait_s": True}, {"wait_s": 10**400}]
+)
 async def test_parameters_of_wrong_types_are_ignored(parameters: dict[str, object]) -> None:
     headers, body = encode_response(InferResponse("m", (), parameters=parameters), True)
     endpoint = RemoteEndpoint(OneReply(Reply(200, headers, body)))  # type: ignore[arg-type]

@@ -13,7 +13,9 @@ from onnx import TensorProto, helper
 
 from engines.arrays import to_tensor
 from engines.batching import joined, parted
+from engines.fakes_tensor import FakeTensorModel, FakeTensorRuntime
 from engines.onnx import OnnxRuntime
+from protocol.errors import EngineError
 from protocol.tensors import Tensor
 from split_models.batch_onnx import MAX_ERROR_RATIO, error_of, free_rows, try_batch
 from split_models.cuts import single_tensor_cuts
@@ -95,6 +97,22 @@ def test_a_border_that_is_not_one_row_has_no_batch_form() -> None:
     model = onnx.load_model_from_string(small("Relu"))
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 2
     assert free_rows(model.SerializeToString()) is None
+
+
+class LoadsOnce(FakeTensorRuntime):
+    """Loads one model, whatever the file, and no further one."""
+
+    def load(self, file: Path, threads: int) -> FakeTensorModel:
+        if self.loaded:
+            raise EngineError("no memory left")
+        self.loaded.append(FakeTensorModel())
+        return self.loaded[0]
+
+
+def test_a_batch_form_that_does_not_load_leaves_nothing_loaded() -> None:
+    runtime = LoadsOnce()
+    assert try_batch(small("Relu"), requests("x", (1, 4)), runtime) is None
+    assert [model.closed for model in runtime.loaded] == [True]
 
 
 def test_a_batch_that_is_no_sooner_is_not_kept() -> None:

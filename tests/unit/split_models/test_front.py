@@ -162,11 +162,12 @@ async def test_only_the_wanted_outputs_leave(door: Door) -> None:
     assert "'z'" in parsed(missing)["error"]
 
 
-@pytest.mark.parametrize("value", [0, -1, "soon", True])
-async def test_a_timeout_is_a_positive_number(door: Door, value: object) -> None:
-    response = await door.infer("plain", X, parameters={"timeout": value})
+@pytest.mark.parametrize("field", ["timeout", "deadline_s"])
+@pytest.mark.parametrize("value", [0, -1, "soon", True, pytest.param(10**400, id="huge")])
+async def test_a_timeout_is_a_positive_number(door: Door, value: object, field: str) -> None:
+    response = await door.infer("plain", X, parameters={field: value})
     assert response.status == 400
-    assert "parameters.timeout" in parsed(response)["error"]
+    assert f"parameters.{field}" in parsed(response)["error"]
     assert (await door.infer("plain", X, parameters={"timeout": 2_000_000})).status == 200
 
 
