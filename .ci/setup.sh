@@ -92,11 +92,11 @@ set_up_python() {
 set_up_mosquitto() {
   if command -v mosquitto >/dev/null || [ -x /usr/sbin/mosquitto ] || [ -x .setup/bin/mosquitto ]; then return; fi
   if ! command -v apt-get >/dev/null; then
-    say "no mosquitto and no apt-get here: the tests that need a broker will be skipped"; return
+    say "no mosquitto and no apt-get here: the tests that need a broker are skipped (failed with CI set)"; return
   fi
   say "mosquitto, unpacked into .setup (the system is not changed)"
   if ! unpack_packages mosquitto; then
-    say "could not fetch mosquitto (see .setup/apt.log): the tests that need a broker will be skipped"; return
+    say "could not fetch mosquitto (see .setup/apt.log): the tests that need a broker are skipped (failed with CI set)"; return
   fi
   unpacked_command usr/sbin/mosquitto
 }
@@ -105,7 +105,7 @@ set_up_systemd_analyze() {
   if command -v systemd-analyze >/dev/null || [ -x .setup/bin/systemd-analyze ]; then return; fi
   say "systemd-analyze, unpacked into .setup (the system is not changed)"
   if ! command -v apt-get >/dev/null || ! unpack_packages systemd; then
-    say "could not fetch systemd (see .setup/apt.log): the checks of the unit file will be skipped"; return
+    say "could not fetch systemd (see .setup/apt.log): the checks of the unit file are skipped (failed with CI set)"; return
   fi
   unpacked_command usr/bin/systemd-analyze
 }
@@ -114,7 +114,7 @@ set_up_clean_debian() {  # for the slow test of the installer
   if [ "$(id -u)" != 0 ] || [ -x .setup/bin/debootstrap ]; then return; fi
   say "debootstrap and systemd-nspawn, unpacked into .setup (the system is not changed)"
   if ! command -v apt-get >/dev/null || ! unpack_packages debootstrap systemd-container; then
-    say "could not fetch them (see .setup/apt.log): the test of the installer will be skipped"; return
+    say "could not fetch them (see .setup/apt.log): the test of the installer is skipped (failed with CI set)"; return
   fi
   unpacked_command usr/bin/systemd-nspawn
   cat >.setup/bin/debootstrap <<'WRAP'

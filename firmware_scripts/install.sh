@@ -9,7 +9,7 @@
 #   --no-start        install only
 #   --dry-run         say what would be done, and do nothing
 #   --uninstall       stop it and remove all of it: program, state, identity, models, configuration, user
-#   --keep-state      with --uninstall: leave identity, models, configuration and user for a later install
+#   --keep-state      with --uninstall: leave identity, models, configuration, drop-ins and user for a later install
 #
 # Running it again is safe at any point. What is there is kept: configuration, identity, models. Its own Python
 # environment is /opt/midstream; nothing is installed into the system's Python.
@@ -32,6 +32,7 @@ usage() { sed -n '2,19s/^# \{0,1\}//p' "$0"; }
 act() {  # do it, or with --dry-run say it
   if [ -n "$dry" ]; then say "would run: $*"; else "$@"; fi
 }
+link_is_ours() { [ -L "$LINK" ] && [ "$(readlink "$LINK")" = "$HOME_DIR/bin/midstream" ]; }
 has_systemd() { [ -d /run/systemd/system ] && command -v systemctl >/dev/null 2>&1; }
 
 while [ $# -gt 0 ]; do
@@ -55,18 +56,19 @@ remove_all() {
   if has_systemd && [ -e "$UNIT" ]; then
     act systemctl disable --now midstream.service
   fi
-  act rm -rf "$UNIT" "$UNIT.d" /etc/systemd/system/multi-user.target.wants/midstream.service
+  act rm -rf "$UNIT" /etc/systemd/system/multi-user.target.wants/midstream.service
   if has_systemd; then
     act systemctl daemon-reload
     act systemctl reset-failed midstream.service 2>/dev/null || true
   fi
   act rm -rf "$HOME_DIR"
-  if [ -L "$LINK" ] && [ "$(readlink "$LINK")" = "$HOME_DIR/bin/midstream" ]; then act rm -f "$LINK"; fi
+  if link_is_ours; then act rm -f "$LINK"; fi
   if [ -n "$keep" ]; then
-    say "kept: $CONFIG, $STATE, $CACHE and the user $OWNER"
+    say "kept: $CONFIG, $STATE, $CACHE, $UNIT.d and the user $OWNER"
     return
   fi
-  act rm -rf "$CONFIG" "$STATE" "$CACHE" /run/midstream /etc/credstore/midstream.join_token /etc/credstore/midstream.text_key
+  act rm -rf "$CONFIG" "$STATE" "$CACHE" /run/midstream "$UNIT.d"
+  for secret in join_token text_key webrtc_credential; do act rm -f "/etc/credstore/midstream.$secret"; done
   if id "$OWNER" >/dev/null 2>&1; then act userdel "$OWNER"; fi
   if grep -q "^$OWNER:" /etc/group; then act groupdel "$OWNER"; fi
 }
@@ -176,7 +178,7 @@ install_all() {
   make_folders
   make_venv
   act ln -sfn ../venv/bin/midstream "$HOME_DIR/bin/midstream"
-  if [ -e "$LINK" ] && [ ! -L "$LINK" ]; then
+  if { [ -e "$LINK" ] || [ -L "$LINK" ]; } && ! link_is_ours; then
     say "$LINK is not ours and stays; call $HOME_DIR/bin/midstream"
   else
     act install -d -m 755 /usr/local/bin

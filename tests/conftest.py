@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -85,6 +86,15 @@ def wait_for_port(port: int, seconds: float = 10.0) -> None:
             return
         time.sleep(0.02)
     pytest.fail(f"nothing listens on port {port} after {seconds} s")
+
+
+def make_environment(folder: Path) -> None:
+    """A virtual environment of this Python with pip, also where the distribution has no ensurepip."""
+    command = [str(ROOT / ".ci" / "setup.sh"), "venv", str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=240, env=os.environ | {"PYTHON": sys.executable}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def mosquitto_binary() -> str:

@@ -4,8 +4,8 @@ endpoint in front of it."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
-import venv
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -28,11 +28,12 @@ from protocol.tensors import Tensor
 from split_models.bundle_files import read_bundle
 from split_models.plan import ModelPlan
 from split_models.recipes import recipe
+from tests.conftest import ROOT, make_environment
 from tests.tensor_house import CLS, bundle_root
 
 PACKAGES = ("kserve==0.21.0", "onnxruntime>=1.20")
 HERE = Path(__file__).parent
-ENVIRONMENT = Path(__file__).parents[2] / ".setup" / "kserve"
+ENVIRONMENT = ROOT / ".setup" / "kserve"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first run installs the server
 
@@ -42,7 +43,8 @@ def foreign_python() -> Path:
     python = ENVIRONMENT / "bin" / "python"
     done = ENVIRONMENT / ".installed"
     if not done.is_file() or done.read_text() != " ".join(PACKAGES):
-        venv.create(ENVIRONMENT, with_pip=True, clear=True)
+        shutil.rmtree(ENVIRONMENT, ignore_errors=True)
+        make_environment(ENVIRONMENT)
         subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True, timeout=840)
         done.write_text(" ".join(PACKAGES))
     return python

@@ -1,6 +1,7 @@
 """The installer in a clean Debian: from a bundle without a network, again, from a clone, and away again.
 
-Slow, as root only (chroot), and it needs Debian's archive once. Nothing outside the test's folder is touched.
+Slow, as root only (chroot, namespaces), and it needs Debian's archive once: debootstrap's default mirror, or the URL in
+MIDSTREAM_DEBIAN_MIRROR. Nothing outside the test's folder is touched.
 """
 
 from __future__ import annotations
@@ -98,12 +99,15 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clean]:
     if os.getuid() != 0:
         pytest.skip("a chroot needs root")
+    if subprocess.run(["unshare", "--mount", "--pid", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this root may not make namespaces (no CAP_SYS_ADMIN, as in many containers)")
     suite = SUITES.get(sys.version_info[:2])
     if suite is None:
         pytest.skip(f"no Debian release has Python {sys.version_info[0]}.{sys.version_info[1]}")
     place = tmp_path_factory.mktemp("debian")
     root = place / "root"
     command = [debootstrap_binary(), "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, str(root)]
+    command += [mirror] if (mirror := os.environ.get("MIDSTREAM_DEBIAN_MIRROR")) else []
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode != 0:
         unavailable(f"debootstrap failed: {(done.stdout + done.stderr)[-500:]}")
@@ -149,17 +153,26 @@ def test_offline_again_repaired_and_away(debian: Clean) -> None:
     config.write_text(config.read_text() + 'log_level = "debug"\n')
     identity = debian.root / "var/lib/midstream/identity"
     identity.mkdir()
+    link = debian.root / "usr/local/bin/midstream"
+    link.unlink()
+    link.symlink_to("/bin/true")  # somebody else's
+    own = debian.root / "etc/systemd/system/midstream.service.d/own.conf"
+    own.parent.mkdir()
+    own.write_text("[Service]\nNice=5\n")
     once = debian.tree()
     lost = next(debian.root.glob("opt/midstream/venv/lib/python3*/site-packages/agent/house.py"))
     lost.unlink()
-    debian.install("--offline", debian.bundle)
+    assert "midstream is not ours and stays" in debian.install("--offline", debian.bundle)
     changed = [n for n in difference(once, debian.tree()) if "__pycache__" not in n and ".dist-info" not in n]
     assert changed == []
     assert 'log_level = "debug"' in config.read_text() and identity.is_dir()
 
     debian.install("--uninstall", "--keep-state")
     assert config.exists() and identity.is_dir() and not (debian.root / "opt/midstream").exists()
+    assert own.exists() and not (debian.root / "etc/systemd/system/midstream.service").exists()
     debian.install("--uninstall")
+    assert link.readlink() == Path("/bin/true")
+    link.unlink()
     assert difference(before, debian.tree()) == []
     debian.install("--uninstall")  # nothing is there, and that is no error
 

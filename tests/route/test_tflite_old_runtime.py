@@ -18,8 +18,8 @@ from split_models.codec import FP16, INT8, RAW, affine_for
 from split_models.cuts import Cut, single_tensor_cuts
 from split_models.partition_tflite import Partitioner
 from split_models.prepare_tflite import Prepared, prepare
+from tests.conftest import ROOT, make_environment
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tflite-runtime==2.14.0", "numpy<2", "attrs", "cattrs")
 BOUNDS = {RAW: 0.0, FP16: 0.002, INT8: 0.1}
 """Greatest difference over the whole model's greatest value, whole and parts on the same runtime."""
@@ -50,7 +50,7 @@ def old_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sys.version_info[:2] != (3, 11):
         pytest.skip("tflite-runtime ended with Python 3.11")
     folder = tmp_path_factory.mktemp("old-runtime")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    make_environment(folder)
     python = folder / "bin" / "python"
     fetched = subprocess.run(
         [python, "-m", "pip", "install", "-q", *PACKAGES], capture_output=True, text=True, timeout=240, check=False

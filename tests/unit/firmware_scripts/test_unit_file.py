@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.settings_table import SETTINGS
+
 ROOT = Path(__file__).resolve().parents[3]
 UNIT = ROOT / "firmware_scripts" / "midstream.service"
 MAX_EXPOSURE = 1.5
@@ -35,6 +37,12 @@ def directives() -> dict[str, list[str]]:
         if equals and not line.startswith("#"):
             found.setdefault(key, []).append(value)
     return found
+
+
+def test_every_secret_may_be_a_credential() -> None:
+    secrets = {setting.name for setting in SETTINGS if setting.secret}
+    assert set(directives()["LoadCredential"]) == {f"{name}:midstream.{name}" for name in secrets}
+    assert f"for secret in {' '.join(sorted(secrets))}; do" in (UNIT.parent / "install.sh").read_text()
 
 
 def verify(root: Path) -> subprocess.CompletedProcess[str]:
