@@ -34,8 +34,10 @@ _TAIL_STARTS = (1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
 RESERVE_RUNS = 1.0
 """With so many unspent device runs in hand a further device second costs half a second, with none left a whole one."""
 
-MOST_RUNS = 4.0
-"""Device runs that may be saved up: what ten thousand requests did not need is no leave to hedge each of the next."""
+MOST_RUNS = 16.0
+"""Device runs that may be saved up: what ten thousand requests did not need is no leave to hedge each of the next.
+
+Fewer than this are spent before a link has recovered, and then it is left instead of hedged."""
 
 AT_ONCE_S = 1e-3
 """A start that is nearer than this is made now."""
