@@ -38,6 +38,9 @@ from split_models.settings import Remote, SplitPorts, SplitSettings
 TAIL_LOAD_S = 30.0
 """Longest wait for the far end to load a tail."""
 
+RETIRE_POLL_S = 0.05
+"""Between looks whether the requests of a model that was removed or replaced have ended."""
+
 _log = logging.getLogger("midstream.split")
 
 
@@ -53,6 +56,8 @@ class DeviceWay:
         self._client = BundleClient(ports.store)
         self._shown: dict[str, Shown] = {}
         self._runners: dict[str, Runner] = {}
+        self._registered: dict[str, list[str]] = {}
+        self._looking = asyncio.Lock()
         self._measured: tuple[Measured, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._troubles: dict[str, str] = {}
@@ -97,7 +102,8 @@ class DeviceWay:
     async def refresh(self) -> None:
         """Look at the store again: after a pull, an add or a removal."""
         try:
-            await self._look()
+            async with self._looking:
+                await self._look()
         finally:
             # A model that cannot be shown is not on its way either.
             self._coming = frozenset()
@@ -110,9 +116,8 @@ class DeviceWay:
         for name in [name for name in self._shown if name not in present]:
             self._shown.pop(name)
             self._faults.pop(name, None)
-            runner = self._runners.pop(name, None)
-            if runner is not None:
-                await runner.close()
+            self._troubles.pop(name, None)
+            self._retire(name, self._runners.pop(name, None), [name, *self._registered.pop(name, [])])
         for entry in present.values():
             if entry.name not in self._shown or entry.name in self._faults:
                 await self._try_to_show(entry)
@@ -186,10 +191,11 @@ class DeviceWay:
         manifest = read_durable(self._manifest_path(entry.name), parse_manifest)
         return manifest if manifest is not None and manifest.source_sha256 == entry.source_sha256 else None
 
-    def _install(self, plan: ModelPlan, kept: KeptCosts | None = None) -> None:
+    def _install(self, plan: ModelPlan, kept: KeptCosts | None = None, names: Sequence[str] = ()) -> None:
         """Serve a model by this plan from now on; requests under way finish on the old one.
 
-        kept: what the same bundle cost before the last start.
+        kept: what the same bundle cost before the last start. names: under which its parts are registered; those of
+        the bundle before are forgotten.
         """
         platform = PLATFORMS[plan.manifest.format]
         self._shown[plan.name] = Shown(plan.name, platform, plan.recipe, plan.input_name, plan.input_shape)
@@ -208,8 +214,28 @@ class DeviceWay:
         runner = Runner(plan, arms, self._runner_ports(plan), table)
         runner.learn(self._measured)
         self._runners[plan.name] = runner
+        before, self._registered[plan.name] = self._registered.get(plan.name, []), list(names)
+        self._retire(plan.name, old, [name for name in before if name not in names])
+
+    def _register(self, model: str, name: str, path: Path, manifest: BundleManifest) -> None:
+        self._ports.local.register(name, path, manifest.digest, manifest.format)
+        known = self._registered.setdefault(model, [])
+        if name not in known:
+            known.append(name)
+
+    def _retire(self, model: str, old: Runner | None, names: Sequence[str]) -> None:
+        self._spawn(self._retired(model, old, names), f"close {model}")
+
+    async def _retired(self, model: str, old: Runner | None, names: Sequence[str]) -> None:
+        """Close what served a model, and free the memory of its parts when its last request has ended."""
         if old is not None:
-            self._spawn(old.close(), f"close {plan.name}")
+            await old.close()
+            while old.running:
+                await asyncio.sleep(RETIRE_POLL_S)
+        for name in names:
+            if name not in self._registered.get(model, ()):  # it may be in use again
+                self._heads.forget(name)
+                self._ports.local.unregister(name)
 
     def _runner_ports(self, plan: ModelPlan) -> RunnerPorts:
         ports = self._ports
@@ -289,10 +315,17 @@ class DeviceWay:
                 if self._troubles.get(name) != str(err):  # once, not at every try
                     self._troubles[name] = str(err)
                     _log.info("the bundle of %s is not fetched: %s", name, err)
+            except Exception as err:  # noqa: BLE001 - a fault of one model; the others go on
+                complete = False
+                if self._troubles.get(name) != repr(err):
+                    self._troubles[name] = repr(err)
+                    _log.exception("the bundle of %s is not fetched", name)
         return complete
 
     async def _sync_model(self, name: str, remote: Remote) -> None:
         manifest = await self._client.manifest(remote.link, name)
+        if name not in self._shown:
+            return  # removed meanwhile
         runner = self._runners.get(name)
         if runner is None and manifest.recipe is not None:
             return  # our own recipe could not be used
@@ -307,27 +340,39 @@ class DeviceWay:
             await self._fetch_heads(manifest, remote)
 
     async def _use(self, manifest: BundleManifest, found: Recipe | None, remote: Remote | None) -> bool:
-        """Put a bundle to work. False when its whole model is not here and cannot be fetched now."""
+        """Put a bundle to work. False when its whole model is not here and cannot be fetched now, or nobody wants it.
+
+        remote: where it is fetched from; None at the first look at a model, which is not shown yet.
+        """
         try:
             whole = await self._client.whole(remote.link if remote else None, manifest)
         except NotFound:
             return False
-        local, plan = self._ports.local, ModelPlan(manifest, found)
-        local.register(plan.whole, whole, manifest.digest, manifest.format)
+        plan, model = ModelPlan(manifest, found), manifest.model
+        kept = await self._costs.read(model, manifest.digest)
+        if remote is not None and model not in self._shown:
+            return False  # removed meanwhile
+        self._register(model, plan.whole, whole, manifest)
         if self._settings.preload:
             await self._heads.keep(plan.whole)
+            if remote is not None and model not in self._shown:
+                return False
+        names = [plan.whole]
         for cut in manifest.cuts:
             path = self._head_path(manifest, cut)
             if path.is_file():
-                local.register(plan.head(cut), path, manifest.digest, manifest.format)
-        self._install(plan, await self._costs.read(manifest.model, manifest.digest))
+                self._register(model, plan.head(cut), path, manifest)
+                names.append(plan.head(cut))
+        self._install(plan, kept, names)
         return True
 
     async def _fetch_heads(self, manifest: BundleManifest, remote: Remote) -> None:
-        plan = self._runners[manifest.model].plan
         for cut in manifest.cuts:
             path = await self._client.head(remote.link, manifest, cut)
-            self._ports.local.register(plan.head(cut), path, manifest.digest, manifest.format)
+            runner = self._runners.get(manifest.model)
+            if runner is None or runner.plan.manifest != manifest:
+                return  # removed meanwhile
+            self._register(manifest.model, runner.plan.head(cut), path, manifest)
 
     async def _keep_costs(self, *, now: bool = False) -> None:
         for name, runner in list(self._runners.items()):

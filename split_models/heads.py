@@ -80,6 +80,10 @@ class Heads:
         head.loading = True
         self._spawn(self._load(name, head, load_tail), f"load {name}")
 
+    def forget(self, name: str) -> None:
+        """Its model was removed, or has another bundle."""
+        self._heads.pop(name, None)
+
     def ran(self, name: str, err: MidstreamError | None) -> None:
         """A request ran this head: well, or with this error."""
         head = self._heads.setdefault(name, _Head())

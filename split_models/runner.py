@@ -37,6 +37,8 @@ class Runner:
         self.plan = plan
         self.table = table or CostTable(plan.manifest)
         self._ports = ports
+        self.running = 0
+        """Requests under way."""
         self._decider = Decider(ports.clock(), lambda: ports.strategy().start)
         states = LinkStates(plan.name, self._decider, ports)
         self._looks = Looks(plan, arms, ports, self._decider, states, self._looked)
@@ -93,6 +95,7 @@ class Runner:
             self._announce(decision.left, decision, request_id)
         self._load_ahead(decision.proposal)
         looks = () if decision.waits else self._looks.due(decision.arm, costs, policy)
+        self.running += 1
         try:
             outcome = await self._race.run(Entry(decision, work, policy, costs, began_s, began_s + deadline_s))
         except MidstreamError as err:
@@ -104,6 +107,7 @@ class Runner:
             self._done(request_id, decision.arm, "cancelled", began_s, "the client left")
             raise
         finally:
+            self.running -= 1
             self._decider.finished(encoded=encoded)
         self._looks.begin(looks, work)
         answer = outcome.answer
