@@ -117,7 +117,10 @@ class DeviceWay:
             self._shown.pop(name)
             self._faults.pop(name, None)
             self._troubles.pop(name, None)
-            self._retire(name, self._runners.pop(name, None), [name, *self._registered.pop(name, [])])
+            runner = self._runners.pop(name, None)
+            self._retire(name, runner, [name, *self._registered.pop(name, [])])
+            if runner is not None:
+                await runner.close()
         for entry in present.values():
             if entry.name not in self._shown or entry.name in self._faults:
                 await self._try_to_show(entry)

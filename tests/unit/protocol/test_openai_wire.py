@@ -248,3 +248,9 @@ class TestUpstream:
         _, headers, body = error_body(ContextOverflow(prompt_tokens=9, context_tokens=8))
         found: Any = error_for(400, headers, body)
         assert (found.prompt_tokens, found.context_tokens) == (9, 8)
+
+
+def test_a_log_probability_that_no_float_holds_is_none() -> None:
+    entry = {"token": "x", "logprob": 10**400, "top_logprobs": [{"token": "y", "logprob": -(10**400)}]}
+    found = parse_chunk(json.dumps({"choices": [{"text": "x", "logprobs": {"content": [entry]}}]}))
+    assert [piece.logprob for piece in found.pieces] == [None]
