@@ -1,8 +1,10 @@
 """What the agent costs on top of the raw loop of a llama.cpp binding: decode rate and time to first token.
 
 `python -m benchmarks.text_overhead --json F [--quick]`: SmolLM2 streams through a running agent (HTTP, SSE, stream
-owner, worker process) and through the bare binding with the same threads, in turn, for both bindings. Keys are the
-worst of both: tok_s_ratio (agent over raw, median of pairs), ttft_added_ms (median of pairs).
+owner, worker process) and through the bare binding with the same threads, in turn, for both bindings; each side is
+first in every other pair. Keys are the worst of both: tok_s_ratio (agent over raw, median of pairs), ttft_added_ms
+(median of more pairs with prompts of a few words and two tokens: what the agent adds does not depend on the prompt, and
+the prefill of a long one varies by more than that).
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,10 @@ from protocol.sse import SseParser
 MODEL = "smollm2-135m"
 BINDINGS = {"llama_server": "xllamacpp", "llama_cpp": "llama-cpp-python"}
 ANSWER_TOKENS = 96
+FIRST_TOKENS = 2
+FIRST_PAIRS = 8
+"""Pairs for the time to first token, per pair for the rate."""
+
 SUBJECTS = (
     "rivers",
     "clocks",
@@ -112,13 +120,26 @@ async def through_agent(link: HttpLink, text: str, tokens: int) -> tuple[float, 
     return times[0] - started_s, (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
 
 
+async def one_pair(
+    link: HttpLink, raw: Raw, ids_of: Callable[[str], list[int]], turn: int, text: str, tokens: int
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(TTFT, rate) of the raw loop and through the agent for the same prompt; every other time the agent is first."""
+    if turn % 2:
+        by_agent = await through_agent(link, text, tokens)
+        return await raw.generate(ids_of(text), tokens), by_agent
+    alone = await raw.generate(ids_of(text), tokens)
+    return alone, await through_agent(link, text, tokens)
+
+
 async def one_binding(binding: str, threads: int, turns: int) -> dict[str, list[float]]:
     """Interleaved pairs of raw and agent runs."""
     from benchmarks.raw_loops import tokenizer
 
     model = default_store().path(MODEL)
     ids_of = tokenizer(str(model))
-    series: dict[str, list[float]] = {"ratio": [], "added_ms": [], "raw_tok_s": [], "agent_tok_s": []}
+    series: dict[str, list[float]] = {
+        "ratio": [], "added_ms": [], "raw_tok_s": [], "agent_tok_s": [], "raw_ttft_ms": [],
+    }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="midstream-overhead-") as folder:
         arguments_ = [
             "agent",
@@ -140,16 +161,20 @@ async def one_binding(binding: str, threads: int, turns: int) -> dict[str, list[
             await wait_for_model(link)
             await through_agent(link, "warm up", 8)
             await raw.generate(ids_of("warm up"), 8)
+            pair = partial(one_pair, link, raw, ids_of)
             for turn in range(turns):
-                text = prompt(turn)
-                raw_ttft_s, raw_rate = await raw.generate(ids_of(text), ANSWER_TOKENS)
-                ttft_s, rate = await through_agent(link, text, ANSWER_TOKENS)
+                (_, raw_rate), (_, rate) = await pair(turn, prompt(turn), ANSWER_TOKENS)
                 if min(raw_rate, rate) == 0:
                     continue  # an answer of one token has no rate
                 series["ratio"].append(rate / raw_rate)
-                series["added_ms"].append(1e3 * (ttft_s - raw_ttft_s))
                 series["raw_tok_s"].append(raw_rate)
                 series["agent_tok_s"].append(rate)
+            for turn in range(turns, turns + turns * FIRST_PAIRS):
+                (raw_ttft_s, _), (ttft_s, _) = await pair(
+                    turn, f"{SUBJECTS[turn % len(SUBJECTS)]}, page {turn}", FIRST_TOKENS
+                )
+                series["raw_ttft_ms"].append(1e3 * raw_ttft_s)
+                series["added_ms"].append(1e3 * (ttft_s - raw_ttft_s))
         finally:
             await link.close()
             await raw.stop()
