@@ -20,9 +20,9 @@ def test_workers_that_wait_for_a_lock_are_told_apart_from_work() -> None:
     watch = QueueWatch(health, metrics, lambda: 0.9, lambda: now[0])
     executor = BoundedExecutor("pictures", 1, 60.0, emit=Fanout([metrics, watch.depths]), max_waiting=20)
     executor.call(lambda: None)
-    lock = threading.Event()
+    lock, done = threading.Event(), threading.Semaphore(0)
     for _ in range(8):
-        executor.submit(lock.wait, 10.0, on_done=lambda result, error: None)
+        executor.submit(lock.wait, 10.0, on_done=lambda result, error: done.release())
     for _ in range(5):
         now[0] += 1.0
         watch.look()
@@ -38,6 +38,7 @@ def test_workers_that_wait_for_a_lock_are_told_apart_from_work() -> None:
     assert exit_code(findings) == 3
 
     lock.set()
+    assert all(done.acquire(timeout=5.0) for _ in range(8))
     executor.close()
     for _ in range(10):
         now[0] += 1.0
