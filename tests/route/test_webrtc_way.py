@@ -113,7 +113,7 @@ async def test_tensors_and_text_are_answered_over_it(tmp_path: Path, model_file:
 
 
 @pytest.mark.xfail(
-    reason="requests do not come back to the direct way yet, though looks go over it", raises=TimeoutError
+    reason="requests do not come back to the direct way yet; the cause is not known", raises=TimeoutError
 )
 async def test_of_two_ways_the_faster_measured_one_is_used(tmp_path: Path, model_file: Callable[[str], Path]) -> None:
     """The direct way is slow at first, so tensors take the other; when it is fast again they come back."""
