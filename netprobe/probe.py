@@ -65,6 +65,8 @@ class LinkProbe:
             return
         way.unfinished = None if sample.complete else sample
         pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
+        if sample.complete and sample.direction == "up" and sample.seconds > 0 and sample.link in self._round_trips:
+            self._round_trips[sample.link] = self._round_trips[sample.link].at_most(sample.seconds, sample.at_s)
         rtt_s = self._rtt_s(sample.link)
         if sample.complete and sample.seconds > 0:
             self.resets += way.take(pair, sample.idle_before_s, rtt_s, self._rules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 SMALL_BYTES = 2048
 """Transfers below this size say more about the round trip than about the rate."""
@@ -39,3 +39,9 @@ class RoundTrip:
             samples=self.samples + 1,
             at_s=at_s,
         )
+
+    def at_most(self, seconds: float, at_s: float) -> RoundTrip:
+        """The estimate after a whole transfer of `seconds`, which holds one round trip and cannot be shorter."""
+        if self.samples == 0 or seconds >= self.smoothed_s:
+            return self
+        return evolve(self, smoothed_s=seconds, least_s=min(self.least_s, seconds), at_s=at_s)

@@ -441,3 +441,13 @@ def test_views_are_never_negative_nor_nan(samples: list[tuple[int, float, float,
         predicted = view.seconds_for(size)
         assert predicted >= 0 and not math.isnan(predicted)
         assert view.seconds_for(size + 1000) >= predicted
+
+
+def test_a_round_trip_of_slower_days_yields_to_a_transfer_that_was_quicker() -> None:
+    """A link that only looks use sends no small frames, so nothing else would tell that it has recovered."""
+    link = Link(floor_s=0.002, rate=1e8)
+    link.probe.add_round_trip("cloud", 0.1, link.clock())
+    for _ in range(3):
+        link.send(50_000, idle_s=0.1)
+    rtt_s = link.probe.view("cloud").rtt_s
+    assert rtt_s is not None and rtt_s <= link.truth(50_000) + 1e-9
