@@ -12,19 +12,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from links.port import FrameRoute, FrameStream, Request, Response, Route
 from protocol import oip, openai_wire
-from protocol.errors import MidstreamError, NotAllowed
+from protocol.errors import MidstreamError, Unauthenticated
 
 MAX_KEY_CHARS = 256
 
 Check = Callable[[Request], str | None]
 """Who asks, by name, or None when they may not."""
-
-
-class NotAuthenticated(NotAllowed):
-    """No certificate and no valid key."""
-
-    http_status = 401
-    code = "invalid_api_key"
 
 
 IsDevice = Callable[[str, bytes | None], bool]
@@ -124,7 +117,7 @@ def _guard(route: Route, check: Check) -> Route:
 
 def _require(check: Check, request: Request) -> None:
     if check(request) is None:
-        raise NotAuthenticated(
+        raise Unauthenticated(
             "this endpoint needs a fleet certificate or a key",
             next_step="send `Authorization: Bearer <client key>`; the key was printed at the first start",
         )

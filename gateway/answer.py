@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Protocol
 
 from attrs import define, field
 
 from gateway.context import RequestContext
+from gateway.ending import Ending, Made
+from gateway.ports import Restorer
 from gateway.stops import Owned, Piece, StopScanner
-from gateway.stream import StreamOwner
 from protocol.chat import ChatRequest
 from protocol.clock import Clock
 from protocol.errors import MidstreamError
@@ -20,19 +22,50 @@ Admit = Callable[["Answer"], Callable[[], None]]
 """Takes a place for a running answer and returns the way to give it back; raises Full."""
 
 
+class Source(Protocol):
+    """Where an answer's tokens come from: the owner of a stream, or an answer that was kept."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+    @property
+    def ttft_s(self) -> float | None: ...
+
+    @property
+    def finish(self) -> FinishReason | None: ...
+
+    @property
+    def sides(self) -> tuple[tuple[str, int], ...]: ...
+
+    def tokens(self) -> AsyncGenerator[Owned, None]: ...
+
+    async def abort(self, reason: str) -> None: ...
+
+
 @define
 class Answer:
-    """Iterate `pieces()` once; then `finish` and `usage` are settled. Closing the iterator cancels the generation."""
+    """Iterate `pieces()` once; then `finish` and `usage` are settled. Closing the iterator cancels the generation.
+
+    Whoever was given an answer calls `aclose()` in the end, even if it was never begun: it holds a reservation.
+    """
 
     context: RequestContext
     request: ChatRequest
-    owner: StreamOwner
+    owner: Source
     reason: str
     admit: Admit
+    ending: Ending
+    restorer: Restorer | None
     clock: Clock
     emit: Emit
     finish: FinishReason | None = None
     completion_tokens: int = field(default=0, init=False)
+    _made: list[str] = field(factory=list, init=False)
+    _shown: list[str] = field(factory=list, init=False)
+    _over: bool = field(default=False, init=False)
 
     @property
     def usage(self) -> Usage:
@@ -41,22 +74,46 @@ class Answer:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Text as it settles. Raises what StreamOwner.tokens raises, and Full when the house is."""
-        release = self.admit(self)
+        release: Callable[[], None] | None = None
         begun_s = self.clock()
         status = "cancelled"
         stream = self.owner.tokens()
         try:
-            async with aclosing(self._scan(stream)) as pieces:
+            release = self.admit(self)
+            async with aclosing(self._restored(self._scan(stream))) as pieces:
                 async for piece in pieces:
+                    self._shown.append(piece.text)
                     yield piece
             status = "ok"
         except MidstreamError as err:
             status = err.code
             raise
         finally:
-            release()
+            if release is not None:
+                release()
             await stream.aclose()
-            self._record(status, begun_s)
+            await self._end(status, self.clock() - begun_s)
+
+    async def aclose(self) -> None:
+        """The end of an answer that nobody began; after `pieces()` it does nothing."""
+        await self._end("cancelled", 0.0)
+
+    async def _restored(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+        """The pieces as the client may see them; text waits while a placeholder may have begun in it."""
+        waiting: tuple[Owned, ...] = ()
+        async with aclosing(pieces):
+            async for piece in pieces:
+                self._made.append(piece.text)
+                if self.restorer is None:
+                    yield piece
+                    continue
+                text, waiting = self.restorer.feed(piece.text), waiting + piece.tokens
+                if text or not piece.text:
+                    yield Piece(text, waiting)
+                    waiting = ()
+        rest = self.restorer.flush() if self.restorer is not None else ""
+        if rest or waiting:
+            yield Piece(rest, waiting)
 
     async def _scan(self, stream: AsyncGenerator[Owned, None]) -> AsyncGenerator[Piece, None]:
         scanner = StopScanner(self.request.stop)
@@ -75,19 +132,24 @@ class Answer:
             yield piece
         self.finish = self.owner.finish or "stop"
 
-    def _record(self, status: str, begun_s: float) -> None:
-        now_s = self.clock()
+    async def _end(self, status: str, total_s: float) -> None:
+        if self._over:
+            return
+        self._over = True
+        owner = self.owner
         self.emit(
             TextDone(
-                at_s=now_s,
+                at_s=self.clock(),
                 request_id=self.context.id,
                 model=self.context.model,
                 status=status,
-                prompt_tokens=self.owner.prompt_tokens,
+                prompt_tokens=owner.prompt_tokens,
                 completion_tokens=self.completion_tokens,
-                ttft_s=self.owner.ttft_s,
-                total_s=now_s - begun_s,
-                sides=self.owner.sides,
+                ttft_s=owner.ttft_s,
+                total_s=total_s,
+                sides=owner.sides,
                 reason=self.reason,
             )
         )
+        made, shown = tuple(self._made), "".join(self._shown)
+        await self.ending.run(Made(status, self.finish, self.usage, owner.sides, made, shown, owner.ttft_s, total_s))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Mapping
+
+from attrs import field, frozen
 
 from protocol.policy import Policy
 
@@ -24,6 +26,27 @@ class Constraints:
 
 
 @frozen
+class Caller:
+    """Who asks, and what they said about the request.
+
+    tenant, key_id: from the key; a loopback client has none and is `local`. user, conversation_id, intent, labels: what
+    the request says of itself, by headers or metadata. models: models that the key may name; None means every model.
+    """
+
+    tenant: str = "local"
+    key_id: str | None = None
+    user: str | None = None
+    conversation_id: str | None = None
+    intent: str | None = None
+    labels: Mapping[str, str] = field(factory=dict)
+    models: frozenset[str] | None = None
+
+
+LOCAL = Caller()
+"""A client on this machine, without a key."""
+
+
+@frozen
 class RequestContext:
     """One request under way. `deadline_at_s` is monotonic; `policy` is read once and stays for the whole request."""
 
@@ -32,6 +55,7 @@ class RequestContext:
     deadline_at_s: float
     policy: Policy
     constraints: Constraints
+    caller: Caller = LOCAL
 
 
 def constraints_of(policy: Policy) -> Constraints:

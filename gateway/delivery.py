@@ -17,7 +17,10 @@ from protocol.openai_wire import AnswerHead
 
 async def whole(answer: Answer, head: AnswerHead) -> Response:
     """The answer in one body. Raises what ended it early: half an answer is never sent as a whole one."""
-    pieces = [piece async for piece in answer.pieces()]
+    try:
+        pieces = [piece async for piece in answer.pieces()]
+    finally:
+        await answer.aclose()
     text = "".join(piece.text for piece in pieces)
     logprobs = _logprobs(answer, tuple(pieces), 0)
     extra = {"midstream": {"sides": [{"side": side, "tokens": tokens} for side, tokens in answer.owner.sides]}}
@@ -73,6 +76,7 @@ class EventBody:
                 coming.exception()
         await self._events.aclose()
         await self._pieces.aclose()
+        await self._answer.aclose()
 
     def _next(self) -> asyncio.Task[Piece | None]:
         if self._coming is None:
@@ -136,6 +140,7 @@ def _headers(answer: Answer) -> dict[str, str]:
         "x-midstream-request-id": answer.context.id,
         "x-midstream-reason": answer.reason,
         "x-midstream-max-tokens": str(answer.request.sampling.max_tokens),
+        **answer.ending.reservation.headers,
     }
     if sides:
         found["x-midstream-target"] = ",".join(dict.fromkeys(sides))

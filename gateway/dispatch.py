@@ -32,6 +32,10 @@ class DispatchPlan:
     reason: str
 
 
+NO_PLAN = DispatchPlan((), "none", "an answer that was kept")
+"""Nothing starts: the cache has the answer."""
+
+
 def plan(
     prompt_tokens: int,
     targets: Sequence[TargetView],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 
 from gateway.context import RequestContext
+from gateway.ports import Reservation, Spent
 from gateway.targets import Target, TargetBoard
 from protocol.chat import EmbeddingsRequest
 from protocol.clock import Clock
@@ -34,6 +35,7 @@ class EmbeddingRun:
     hold: Hold
     clock: Clock
     emit: Emit
+    reservation: Reservation
     target: str = field(default="", init=False)
     prompt_tokens: int = field(default=0, init=False)
     _aborted: str = field(default="", init=False)
@@ -41,10 +43,11 @@ class EmbeddingRun:
 
     async def vectors(self) -> Vectors:
         """One vector per text. Raises Full, Unsupported, LinkTimeout at the deadline, and what the engine raises."""
-        release = self.hold(self)
         begun_s = self.clock()
         status = "cancelled"
+        release: Callable[[], None] | None = None
         try:
+            release = self.hold(self)
             made = await self._in_time()
             status = "ok"
             return made
@@ -52,8 +55,10 @@ class EmbeddingRun:
             status = err.code
             raise
         finally:
-            release()
+            if release is not None:
+                release()
             self._record(status, begun_s)
+            await self.reservation.settle(Spent(prompt_tokens=self.prompt_tokens))
 
     async def abort(self, reason: str) -> None:
         """End it from outside."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from gateway import delivery
+from gateway.context import Caller
 from gateway.pipeline import TextWay
 from links.port import Request, Response, Route
 from protocol import openai_wire
@@ -55,14 +56,14 @@ class Front:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return await self._answer(openai_wire.parse_chat(request.body))
+        return await self._answer(openai_wire.parse_chat(request.body), self._way.caller(request))
 
     async def completion(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return await self._answer(openai_wire.parse_completion(request.body))
+        return await self._answer(openai_wire.parse_completion(request.body), self._way.caller(request))
 
-    async def _answer(self, chat: ChatRequest) -> Response:
-        answer = self._way.answer(chat)
+    async def _answer(self, chat: ChatRequest, caller: Caller) -> Response:
+        answer = await self._way.answer(chat, caller)
         prefix = "chatcmpl" if chat.endpoint == "chat" else "cmpl"
         head = openai_wire.head_for(chat, f"{prefix}-{answer.context.id}", int(self._wall().unix_s))
         if chat.stream:
@@ -72,7 +73,7 @@ class Front:
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings, by the first allowed target whose engine was seen to embed."""
         wanted = openai_wire.parse_embeddings(request.body)
-        run = self._way.embedding(wanted)
+        run = await self._way.embedding(wanted, self._way.caller(request))
         vectors = await run.vectors()
         document = openai_wire.embeddings_response(wanted.model, vectors, run.prompt_tokens, wanted.base64)
         headers = {**JSON, "x-midstream-target": run.target, "x-midstream-request-id": run.context.id}

@@ -1,4 +1,4 @@
-"""The order of steps of a text request, one line each: limits, constraints, targets, dispatch, owner."""
+"""The order of steps of a text request, one line each; gateway.ports says what each step is asked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from attrs import evolve
 from gateway import dispatch
 from gateway.answer import Answer
 from gateway.attempt import StreamPorts
-from gateway.context import Constraints, RequestContext, constraints_of
+from gateway.context import LOCAL, Caller, Constraints, RequestContext, constraints_of
 from gateway.embedding import EmbeddingRun
+from gateway.ending import Ending
+from gateway.kept import KeptAnswer
+from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Reservation, Routed
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.stream import StreamOwner
-from gateway.targets import AnswerLengths, Target, TargetBoard
+from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView
+from links.port import Request
 from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes
 from protocol.errors import Full, Loading, NotAllowed, NotFound, TooLarge
 from protocol.policy import LimitsPolicy, Policy
@@ -52,28 +56,82 @@ class TextWay:
         self._running: dict[int, Running] = {}
         self._stopping = False
 
-    def answer(self, chat: ChatRequest) -> Answer:
-        """Everything that is decided before an engine is asked.
+    def caller(self, request: Request) -> Caller:
+        """Who asks. Raises Unauthenticated or NotAllowed."""
+        return self.ports.keys.caller(request.headers, request.remote)
 
-        Raises NotFound, Loading, NotAllowed or TooLarge; the engines' own refusals come with the first piece.
+    async def answer(self, asked: ChatRequest, caller: Caller = LOCAL) -> Answer:
+        """Everything that is decided before an engine is asked; the caller closes what it is given.
+
+        Raises NotFound, Loading, NotAllowed, TooLarge, RateLimited or BudgetExceeded; the engines' own refusals come
+        with the first piece.
         """
         policy = self.ports.policy()
-        chat = within_limits(chat, policy.limits)
-        constraints = constraints_of(policy)
-        targets = self.able(chat.model, constraints)
-        plan = self._plan(chat, targets, constraints, policy)
-        context = self._context(chat.model, constraints, policy)
-        owner = self._owner(context, chat, plan, targets)
-        return Answer(context, chat, owner, plan.reason, self._admit, self.ports.clock, self.ports.emit)
+        chat = within_limits(await self.ports.conversations.opened(caller, asked), policy.limits)
+        reservation = await self.ports.limits.reserve(caller, self._estimate(chat))
+        try:
+            return await self._admitted(asked, chat, caller, policy, reservation)
+        except BaseException:
+            await reservation.release()
+            raise
 
-    def embedding(self, wanted: EmbeddingsRequest) -> EmbeddingRun:
+    async def _admitted(
+        self, asked: ChatRequest, chat: ChatRequest, caller: Caller, policy: Policy, reservation: Reservation
+    ) -> Answer:
+        ports = self.ports
+        findings = ports.privacy.inspect(chat, caller, policy)
+        routed = degraded(ports.router.route(chat, caller, findings, self, policy, ports.draw()), reservation)
+        targets = self.able(routed.model, routed.constraints)
+        redaction = None if all(target.local for target in targets) else ports.privacy.redact(chat, findings)
+        chat = evolve(redaction.chat if redaction else chat, model=routed.model)
+        key = CacheKey(caller.tenant, chat, bool(findings.spans))
+        kept = await ports.cache.find(key)
+        compressed = Compressed(chat) if kept else await ports.conversations.compressed(caller, chat, 0)
+        plan = dispatch.NO_PLAN if kept else self._plan(compressed.chat, targets, routed.constraints, policy)
+        context = self._context(routed, caller, policy)
+        owner = KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets)
+        ending = Ending(
+            ports=ports,
+            request_id=context.id,
+            caller=caller,
+            asked=asked,
+            routed=routed,
+            findings=findings,
+            redaction=redaction,
+            key=key,
+            reservation=reservation,
+            targets={target.name: target for target in targets},
+            cached=kept is not None,
+            saved_tokens=compressed.saved_tokens,
+        )
+        restorer = redaction.restorer if redaction else None
+        return Answer(context, chat, owner, plan.reason, self._admit, ending, restorer, ports.clock, ports.emit)
+
+    async def embedding(self, wanted: EmbeddingsRequest, caller: Caller = LOCAL) -> EmbeddingRun:
         """The same steps for vectors, within the same bounds. Raises what `answer` raises."""
         policy = self.ports.policy()
-        check_size(sum(prompt_bytes(text) for text in wanted.texts), policy.limits, "input")
-        constraints = constraints_of(policy)
-        targets = self.able(wanted.model, constraints)
-        context = self._context(wanted.model, constraints, policy)
-        return EmbeddingRun(context, wanted, targets, self.board, self._hold, self.ports.clock, self.ports.emit)
+        size_bytes = sum(prompt_bytes(text) for text in wanted.texts)
+        check_size(size_bytes, policy.limits, "input")
+        chat = ChatRequest(wanted.model, "\n".join(wanted.texts), endpoint="embedding")
+        reservation = await self.ports.limits.reserve(caller, self._estimate(chat))
+        try:
+            findings = self.ports.privacy.inspect(chat, caller, policy)
+            routed = degraded(
+                self.ports.router.route(chat, caller, findings, self, policy, self.ports.draw()), reservation
+            )
+            targets = self.able(routed.model, routed.constraints)
+        except BaseException:
+            await reservation.release()
+            raise
+        context = self._context(routed, caller, policy)
+        return EmbeddingRun(
+            context, wanted, targets, self.board, self._hold, self.ports.clock, self.ports.emit, reservation
+        )
+
+    def views(self, model: str) -> Sequence[TargetView]:
+        """What may be known of the targets that have `model`."""
+        now_s = self.ports.clock()
+        return [self.board.view(target, model, now_s) for target in self.ports.targets() if model in target.models]
 
     def models(self) -> dict[str, tuple[str, ...]]:
         """Names of the targets by model, allowed ones only."""
@@ -122,9 +180,24 @@ class TextWay:
         prompt_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN
         return dispatch.plan(prompt_tokens, views, constraints, policy.dispatch, policy.migration.stall_s)
 
-    def _context(self, model: str, constraints: Constraints, policy: Policy) -> RequestContext:
+    def _estimate(self, chat: ChatRequest) -> Estimate:
+        """The most the request may take, at the dearest target of its model (of all, where the model is left open)."""
+        prompt_tokens, answer_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN + 1, chat.sampling.max_tokens
+        if chat.endpoint == "embedding":
+            answer_tokens = 0
+        money = max(
+            (
+                prompt_tokens * target.price_in + answer_tokens * target.price_out
+                for target in self.ports.targets()
+                if chat.model == AUTO or chat.model in target.models
+            ),
+            default=0.0,
+        )
+        return Estimate(chat.model, prompt_tokens, answer_tokens, money)
+
+    def _context(self, routed: Routed, caller: Caller, policy: Policy) -> RequestContext:
         deadline_at_s = self.ports.clock() + self.settings.deadline_s
-        return RequestContext(self.ports.ids(), model, deadline_at_s, policy, constraints)
+        return RequestContext(self.ports.ids(), routed.model, deadline_at_s, policy, routed.constraints, caller)
 
     def _owner(
         self, context: RequestContext, chat: ChatRequest, plan: dispatch.DispatchPlan, targets: Sequence[Target]
@@ -162,6 +235,14 @@ class TextWay:
         end_s = self.ports.clock() + seconds
         while self._running and self.ports.clock() < end_s:
             await asyncio.sleep(0.02)
+
+
+def degraded(routed: Routed, reservation: Reservation) -> Routed:
+    """At the cost cap, where policy says so, only this machine may answer."""
+    if not reservation.degrade:
+        return routed
+    reason = "the cost cap is reached: the device answers"
+    return evolve(routed, reason=reason, constraints=evolve(routed.constraints, local_only=True, reason=reason))
 
 
 def within_limits(chat: ChatRequest, limits: LimitsPolicy) -> ChatRequest:

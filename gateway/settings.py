@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import field, frozen
 
+from gateway.ports import (
+    AnswerCache,
+    Audit,
+    Conversations,
+    KeyRing,
+    Limits,
+    NamedRouter,
+    NoAudit,
+    NoCache,
+    NoConversations,
+    NoLimits,
+    OpenKeys,
+    PolicyPrivacy,
+    Privacy,
+    Router,
+)
 from gateway.targets import Target
 from protocol.clock import Clock, WallClock, wall_now
 from protocol.events import Emit, ignore
@@ -49,6 +66,7 @@ class GatewayPorts:
 
     targets: what can answer now; read at each request, so peers may come and go. policy: the policy in force, read once
     per request. rtt_s: round trips by target name, as the links have seen them. loading: models that will be here soon.
+    draw: a random number in [0, 1). The rest are the steps of gateway.pipeline, open where a house brings none.
     """
 
     targets: Callable[[], Sequence[Target]]
@@ -59,3 +77,11 @@ class GatewayPorts:
     ids: Callable[[], str] = _request_id
     rtt_s: Callable[[], Mapping[str, float]] = field(default=dict)
     loading: Callable[[], Collection[str]] = field(default=frozenset)
+    draw: Callable[[], float] = random.random
+    keys: KeyRing = field(factory=OpenKeys)
+    limits: Limits = field(factory=NoLimits)
+    privacy: Privacy = field(factory=PolicyPrivacy)
+    router: Router = field(factory=NamedRouter)
+    cache: AnswerCache = field(factory=NoCache)
+    conversations: Conversations = field(factory=NoConversations)
+    audit: Audit = field(factory=NoAudit)

@@ -20,20 +20,23 @@ class Owned:
 
 @frozen
 class Piece:
-    """Text that may be shown, with the tokens it came from. `text` may be shorter than the tokens at a stop string."""
+    """Text that may be shown, with the tokens it came from.
+
+    `text` may be shorter than the tokens at a stop string, and longer where a placeholder was put back.
+    """
 
     text: str
     tokens: tuple[Owned, ...]
 
     @property
     def side(self) -> str:
-        """Who made it (its last token's maker)."""
-        return self.tokens[-1].side
+        """Who made it (its last token's maker); empty for a piece without tokens."""
+        return self.tokens[-1].side if self.tokens else ""
 
     @property
     def index(self) -> int:
-        """Index of its first token in the answer."""
-        return self.tokens[0].token.index
+        """Index of its first token in the answer; -1 for a piece without tokens."""
+        return self.tokens[0].token.index if self.tokens else -1
 
 
 class StopScanner:

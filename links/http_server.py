@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from links.frames import WebSocketFrames
 from links.origin import Refusal, check_origin
@@ -246,6 +246,7 @@ class _Front:
             query=dict(raw.rel_url.query),
             peer=_peer(raw),
             peer_der=_peer_der(raw),
+            remote=raw.remote,
         )
         began_s = time.monotonic()
         try:
@@ -353,16 +354,7 @@ class _Front:
 
 
 def _with(request: Request, params: Mapping[str, str], body: bytes) -> Request:
-    return Request(
-        method=request.method,
-        path=request.path,
-        headers=request.headers,
-        params=params,
-        query=request.query,
-        body=body,
-        peer=request.peer,
-        peer_der=request.peer_der,
-    )
+    return evolve(request, params=params, body=body)
 
 
 def _refused(refusal: Refusal) -> NotAllowed:

@@ -228,7 +228,7 @@ class Browser(Protocol):
 class Request:
     """A request at a server. Header names are lower case; `peer` is the device id of a verified client certificate.
 
-    peer_der: that certificate, DER.
+    peer_der: that certificate, DER. remote: the client's address, None where there is none (a Unix socket).
     """
 
     method: str
@@ -239,6 +239,7 @@ class Request:
     body: bytes = field(default=b"", repr=False)
     peer: str | None = None
     peer_der: bytes | None = field(default=None, repr=False)
+    remote: str | None = None
 
 
 @frozen

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from protocol.text import Message, Prompt, Sampling, TextRequest
 
-Endpoint = Literal["chat", "completion"]
+Endpoint = Literal["chat", "completion", "embedding"]
 
 
 @frozen

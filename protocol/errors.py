@@ -9,14 +9,19 @@
     |   `-- LinkClosed     the peer went away
     |-- RejectedError      the request was understood and refused
     |   |-- BadRequest, NotFound, NotAllowed, TooLarge, ContextOverflow
+    |   |-- Unauthenticated  no key, or one that is not known (a NotAllowed)
+    |   |-- BudgetExceeded   money or quota is used up; a retry does not help before the reset
     |   `-- Full           over capacity; carries retry_after_s
-    |       `-- Loading    the model is not ready yet
+    |       |-- Loading    the model is not ready yet
+    |       `-- RateLimited  who asks has asked too often
     `-- ProtocolError      the peer broke the rules of a document or a frame; names the field
 
 Every error says the next step where there is one. Bugs are RuntimeError or AssertionError, never one of these.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class MidstreamError(Exception):
@@ -114,6 +119,36 @@ class NotAllowed(RejectedError):
     code = "not_allowed"
 
 
+class Unauthenticated(NotAllowed):
+    """No key, or one that is not known here."""
+
+    http_status = 401
+    code = "invalid_api_key"
+
+
+class BudgetExceeded(RejectedError):
+    """A budget of money or tokens is used up. A retry helps after `reset_s` seconds; None: not by itself.
+
+    `headers` are further headers of the refusal (x-ratelimit-*).
+    """
+
+    http_status = 429
+    code = "budget_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reset_s: float | None = None,
+        next_step: str = "",
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, next_step=next_step, field=field)
+        self.reset_s = reset_s
+        self.headers: Mapping[str, str] = headers or {}
+
+
 class TooLarge(RejectedError):
     """A body, frame or document is over its stated maximum."""
 
@@ -151,6 +186,19 @@ class Loading(Full):
     """The model is being loaded; come back after `retry_after_s` seconds."""
 
     code = "model_loading"
+
+
+class RateLimited(Full):
+    """Who asks has asked too often; others are not affected. `headers`: x-ratelimit-* of the refusal."""
+
+    http_status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float, next_step: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, next_step=next_step)
+        self.headers: Mapping[str, str] = headers or {}
 
 
 class ProtocolError(MidstreamError):

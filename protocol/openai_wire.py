@@ -10,6 +10,7 @@ import base64
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from attrs import frozen
@@ -18,14 +19,17 @@ from protocol import sse
 from protocol.chat import ChatRequest, Endpoint
 from protocol.errors import (
     BadRequest,
+    BudgetExceeded,
     ContextOverflow,
     Full,
     MidstreamError,
     NotAllowed,
     NotFound,
     ProtocolError,
+    RateLimited,
     RejectedError,
     TooLarge,
+    Unauthenticated,
 )
 from protocol.openai_parse import parse_chat, parse_completion, parse_embeddings
 from protocol.text import Token, Usage
@@ -205,8 +209,11 @@ def error_object(err: MidstreamError) -> Json:
 def error_body(err: MidstreamError) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of a refusal."""
     headers = {"content-type": "application/json"}
-    if isinstance(err, Full):
-        headers["retry-after"] = str(max(1, round(err.retry_after_s)))
+    if isinstance(err, RateLimited | BudgetExceeded):
+        headers.update(err.headers)
+    wait_s = err.retry_after_s if isinstance(err, Full) else err.reset_s if isinstance(err, BudgetExceeded) else None
+    if wait_s is not None:
+        headers["retry-after"] = str(max(1, ceil(wait_s)))
     return err.http_status, headers, dump({"error": error_object(err)})
 
 
@@ -218,6 +225,12 @@ def error_event(err: MidstreamError) -> bytes:
 def _error_type(err: MidstreamError) -> str:
     if isinstance(err, ContextOverflow):
         return "exceed_context_size_error"
+    if isinstance(err, RateLimited):
+        return "rate_limit_error"
+    if isinstance(err, BudgetExceeded):
+        return "insufficient_quota"
+    if isinstance(err, Unauthenticated):
+        return "authentication_error"
     if isinstance(err, NotAllowed):
         return "permission_error"
     if isinstance(err, NotFound):

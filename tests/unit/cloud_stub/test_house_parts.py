@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloud_stub.access import NotAuthenticated, OpenFrames, admin, bearer, error_response, fleet_member, guarded_frames
+from cloud_stub.access import OpenFrames, admin, bearer, error_response, fleet_member, guarded_frames
 from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.advert import SERVICE_TYPE, advertise, instance_name, txt_record
 from cloud_stub.config import CoordinatorConfig
@@ -22,7 +22,7 @@ from engines.peer import PeerEngine
 from links.memory import MemoryBrowser, MemoryLink, MemoryNetwork
 from links.port import FrameRoute, FrameStream, Request
 from links.service_record import MAX_TXT_BYTES, check_service
-from protocol.errors import Full, LinkError, NotAllowed, NotFound
+from protocol.errors import Full, LinkError, NotAllowed, NotFound, Unauthenticated
 from protocol.events import ignore
 from protocol.openai_wire import error_body
 from protocol.text import Sampling, TextRequest
@@ -203,7 +203,7 @@ def test_other_errors_have_openais_form(path: str) -> None:
     answer = error_response(request(path=path), full)
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     assert bytes(answer.body) == error_body(full)[2]  # type: ignore[arg-type]
-    assert error_response(request(path=path), NotAuthenticated("no key")).headers["www-authenticate"] == "Bearer"
+    assert error_response(request(path=path), Unauthenticated("no key")).headers["www-authenticate"] == "Bearer"
 
 
 async def test_only_wanted_models_are_listed(tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ class Desk:
         self.settings = settings
         self.way = TextWay(settings, ports)
 
-    def answer(self, **more: Any) -> Answer:
+    async def answer(self, **more: Any) -> Answer:
         body = {"model": "fake", "max_tokens": 12, **more}
         if "prompt" in body:
-            return self.way.answer(parse_completion(body))
-        return self.way.answer(parse_chat({"messages": [{"role": "user", "content": "x"}], **body}))
+            return await self.way.answer(parse_completion(body))
+        return await self.way.answer(parse_chat({"messages": [{"role": "user", "content": "x"}], **body}))
 
     async def streamed(self, answer: Answer) -> Response:
         return await delivery.streamed(answer, head_for(answer.request, "id", 1), self.settings)
@@ -58,7 +58,7 @@ async def close(response: Response) -> None:
 
 async def test_a_body_that_nobody_ever_reads_is_closed_with_its_generation() -> None:
     desk = Desk(FakeTextEngine())
-    response = await desk.streamed(desk.answer())
+    response = await desk.streamed(await desk.answer())
     assert desk.engine.load().running == 1
     await close(response)
     await close(response)
@@ -70,7 +70,7 @@ async def test_closing_while_the_next_piece_is_awaited() -> None:
     engine = FakeTextEngine()
     engine.fail("token", None, index=3)
     desk = Desk(engine)
-    response = await desk.streamed(desk.answer())
+    response = await desk.streamed(await desk.answer())
     reading = asyncio.create_task(read(response))
     await asyncio.sleep(0.05)
     reading.cancel()
@@ -83,7 +83,7 @@ async def test_cancelling_while_headers_are_held() -> None:
     engine = FakeTextEngine()
     engine.fail("prepare", None)
     desk = Desk(engine, GatewaySettings(hold_headers_s=30.0))
-    waiting = asyncio.create_task(desk.streamed(desk.answer()))
+    waiting = asyncio.create_task(desk.streamed(await desk.answer()))
     await asyncio.sleep(0.03)
     assert engine.load().running == 1
     waiting.cancel()
@@ -95,16 +95,16 @@ async def test_cancelling_while_headers_are_held() -> None:
 async def test_a_refusal_before_content_is_raised_and_leaves_no_place_taken() -> None:
     desk = Desk(FakeTextEngine(capacity=0))
     with pytest.raises(Full):
-        await desk.streamed(desk.answer())
+        await desk.streamed(await desk.answer())
     with pytest.raises(Full):
-        await delivery.whole(desk.answer(), head_for(desk.answer().request, "id", 1))
+        await delivery.whole(await desk.answer(), head_for((await desk.answer()).request, "id", 1))
     assert [done.status for done in desk.done()] == ["over_capacity", "over_capacity"]
     assert desk.way._running == {}
 
 
 async def test_an_answer_without_text_still_has_role_finish_and_done() -> None:
     desk = Desk(FakeTextEngine(answer_tokens=0))
-    text = (await read(await desk.streamed(desk.answer()))).decode()
+    text = (await read(await desk.streamed(await desk.answer()))).decode()
     documents = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     assert documents[0]["choices"][0]["delta"]["role"] == "assistant"
     assert documents[-1]["choices"][0]["finish_reason"] == "stop"
@@ -113,7 +113,7 @@ async def test_an_answer_without_text_still_has_role_finish_and_done() -> None:
 
 async def test_completions_have_no_role_and_their_offsets_count_characters() -> None:
     desk = Desk(FakeTextEngine())
-    text = (await read(await desk.streamed(desk.answer(prompt="x", logprobs=1)))).decode()
+    text = (await read(await desk.streamed(await desk.answer(prompt="x", logprobs=1)))).decode()
     documents = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     assert all("delta" not in choice for document in documents for choice in document["choices"])
     shown = 0
@@ -126,7 +126,7 @@ async def test_completions_have_no_role_and_their_offsets_count_characters() -> 
 async def test_a_cut_answer_is_recorded_with_what_was_delivered() -> None:
     engine = FakeTextEngine()
     desk = Desk(engine)
-    response = await desk.streamed(desk.answer())
+    response = await desk.streamed(await desk.answer())
     engine.fail("token", LinkClosed("gone"), index=6)
     engine.fail("prepare", EngineError("worker does not start"))
     text = (await read(response)).decode()
@@ -138,10 +138,10 @@ async def test_a_cut_answer_is_recorded_with_what_was_delivered() -> None:
 
 async def test_stopping_waits_for_answers_and_refuses_new_ones() -> None:
     desk = Desk(FakeTextEngine(tokens_per_s=400), GatewaySettings(drain_s=5.0))
-    reading = asyncio.create_task(read(await desk.streamed(desk.answer())))
+    reading = asyncio.create_task(read(await desk.streamed(await desk.answer())))
     stopping = asyncio.create_task(desk.way.stop())
     await asyncio.sleep(0)
     with pytest.raises(Full, match="stopping"):
-        await desk.streamed(desk.answer())
+        await desk.streamed(await desk.answer())
     assert b"[DONE]" in await reading
     await stopping

@@ -53,7 +53,7 @@ class Desk:
         self.way = TextWay(GatewaySettings(drain_s=0.05, **settings), ports)  # type: ignore[arg-type]
 
     async def embed(self, *texts: str) -> int:
-        run = self.way.embedding(EmbeddingsRequest("fake", texts))
+        run = await self.way.embedding(EmbeddingsRequest("fake", texts))
         assert len(await run.vectors()) == len(texts)
         return run.prompt_tokens
 
@@ -98,7 +98,7 @@ async def test_places_are_shared_with_answers_and_given_back() -> None:
     engine.let.set()
     await first
     await desk.embed("stone")
-    assert desk.statuses() == ["ok", "ok"]
+    assert desk.statuses() == ["over_capacity", "ok", "ok"]
 
 
 async def test_the_deadline_ends_it() -> None:

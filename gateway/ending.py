@@ -1,0 +1,106 @@
+"""What follows the last token of an answer: charge what it took, keep it where it may be kept, record it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from gateway.context import Caller
+from gateway.ports import (
+    CachedAnswer,
+    CacheKey,
+    Findings,
+    Invocation,
+    Redaction,
+    Reservation,
+    Routed,
+    Spent,
+)
+from gateway.settings import GatewayPorts
+from gateway.targets import Target
+from protocol.chat import ChatRequest
+from protocol.text import FinishReason, Usage
+
+
+@frozen
+class Made:
+    """One answer as it ended. pieces: its text as targets made it; shown: as the client saw it. finish None: cut."""
+
+    status: str
+    finish: FinishReason | None
+    usage: Usage
+    sides: tuple[tuple[str, int], ...]
+    pieces: tuple[str, ...]
+    shown: str
+    ttft_s: float | None
+    total_s: float
+
+
+@frozen
+class Ending:
+    """The steps after the answer, for one request that was admitted. `cached`: the answer came out of the cache."""
+
+    ports: GatewayPorts
+    request_id: str
+    caller: Caller
+    asked: ChatRequest
+    routed: Routed
+    findings: Findings
+    redaction: Redaction | None
+    key: CacheKey
+    reservation: Reservation
+    targets: Mapping[str, Target]
+    cached: bool
+    saved_tokens: int
+
+    async def run(self, made: Made) -> None:
+        """Once, whatever became of the answer."""
+        spent = self._spent(made)
+        await self.reservation.settle(spent)
+        if made.status == "ok" and made.finish == "stop" and not self.cached and not self.key.personal:
+            await self.ports.cache.store(self.key, CachedAnswer(made.pieces, made.finish, made.usage, _maker(made)))
+        await self.ports.conversations.closed(
+            self.caller, self.asked, made.shown, made.finish if made.status == "ok" else None
+        )
+        self.ports.audit.invocation(self._record(made, spent))
+
+    def _spent(self, made: Made) -> Spent:
+        if self.cached:
+            return Spent()
+        usage = made.usage
+        money = price(made.sides, usage.prompt_tokens, self.targets)
+        return Spent(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, money, made.sides)
+
+    def _record(self, made: Made, spent: Spent) -> Invocation:
+        return Invocation(
+            request_id=self.request_id,
+            caller=self.caller,
+            model=self.routed.model,
+            endpoint=self.asked.endpoint,
+            status=made.status,
+            level=self.routed.level,
+            reason=self.routed.reason,
+            findings=self.findings,
+            redacted=self.redaction is not None and self.redaction.restorer is not None,
+            cached=self.cached,
+            saved_tokens=self.saved_tokens,
+            spent=spent,
+            ttft_s=made.ttft_s,
+            total_s=made.total_s,
+        )
+
+
+def price(sides: Sequence[tuple[str, int]], prompt_tokens: int, targets: Mapping[str, Target]) -> float:
+    """Money for an answer: every side that took part reads the prompt and what stands before its part."""
+    money, before_tokens = 0.0, prompt_tokens
+    for name, tokens in sides:
+        target = targets.get(name)
+        if target is not None:
+            money += before_tokens * target.price_in + tokens * target.price_out
+        before_tokens += tokens
+    return money
+
+
+def _maker(made: Made) -> str:
+    return made.sides[-1][0] if made.sides else ""

@@ -1,0 +1,346 @@
+"""Ports of the text way's steps, and their open forms: what a house has that asks for no keys, limits or cache.
+
+Each step of `gateway/pipeline.py` talks to one of these. An open form does its whole work for a house without that
+feature: everybody may ask, nothing is limited, nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+from attrs import evolve, field, frozen
+
+from gateway.context import LOCAL, Caller, Constraints, constraints_of
+from gateway.targets import TargetView
+from protocol.chat import ChatRequest
+from protocol.errors import NotAllowed, NotFound
+from protocol.policy import Policy
+from protocol.text import FinishReason, Usage
+
+AUTO = "auto"
+"""The model name with which a client leaves the choice to the router."""
+
+
+class KeyRing(Protocol):
+    """Who may ask."""
+
+    def caller(self, headers: Mapping[str, str], remote_ip: str | None) -> Caller:
+        """Header names are lower case. Raises Unauthenticated or NotAllowed."""
+        ...
+
+
+@frozen
+class Estimate:
+    """The most that a request may take: prompt as estimated, the answer's bound, money at the dearest target."""
+
+    model: str
+    prompt_tokens: int
+    answer_tokens: int
+    money: float = 0.0
+
+
+@frozen
+class Spent:
+    """What a request did take, as the engines counted it. sides: (target, tokens of the answer) in order."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    money: float = 0.0
+    sides: tuple[tuple[str, int], ...] = ()
+
+
+class Reservation(Protocol):
+    """A place under all limits, held until `settle` or `release`; both are idempotent, the first one counts."""
+
+    @property
+    def degrade(self) -> bool:
+        """The cost cap is reached and policy wants the device to answer instead of nobody."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """x-ratelimit-* for the answer."""
+        ...
+
+    async def settle(self, spent: Spent) -> None:
+        """The request ended: charge what it took."""
+        ...
+
+    async def release(self) -> None:
+        """The request never began: charge nothing."""
+        ...
+
+
+class Limits(Protocol):
+    """Admission over requests, tokens, concurrency and money."""
+
+    async def reserve(self, caller: Caller, estimate: Estimate) -> Reservation:
+        """Raises RateLimited or BudgetExceeded."""
+        ...
+
+
+@frozen
+class Span:
+    """Something private in a request. path: where (`messages[2]`); start, end: characters; kind: `email`, `name`."""
+
+    path: str
+    start: int
+    end: int
+    kind: str
+
+
+@frozen
+class Findings:
+    """local_only: the request may not leave this machine. spans: what a remote target must not see."""
+
+    local_only: bool = False
+    reason: str = ""
+    spans: tuple[Span, ...] = ()
+
+
+class Restorer(Protocol):
+    """Puts back what was redacted, in a text that comes in pieces."""
+
+    def feed(self, text: str) -> str:
+        """What may be shown so far; the end of `text` is held back while a placeholder may have begun."""
+        ...
+
+    def flush(self) -> str:
+        """The rest, at the end of the answer."""
+        ...
+
+
+@frozen
+class Redaction:
+    """The request as targets see it. restorer: None when nothing was replaced."""
+
+    chat: ChatRequest
+    restorer: Restorer | None = None
+
+
+class Privacy(Protocol):
+    """What may leave, and in which form."""
+
+    def inspect(self, chat: ChatRequest, caller: Caller, policy: Policy) -> Findings: ...
+
+    def redact(self, chat: ChatRequest, findings: Findings) -> Redaction: ...
+
+
+Level = Literal["rules", "heuristic", "dynamic", "named"]
+
+
+@frozen
+class Routed:
+    """Where a request may go, as which model, and which level of routing said so."""
+
+    constraints: Constraints
+    model: str
+    reason: str
+    level: Level = "named"
+
+
+class Offer(Protocol):
+    """What there is to choose from, looked up only when asked."""
+
+    def models(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the targets by model, local targets first."""
+        ...
+
+    def views(self, model: str) -> Sequence[TargetView]:
+        """What may be known of the targets that have `model`."""
+        ...
+
+
+class Router(Protocol):
+    """Which model and which targets; pure, `draw` is a random number in [0, 1)."""
+
+    def route(
+        self, chat: ChatRequest, caller: Caller, findings: Findings, offer: Offer, policy: Policy, draw: float
+    ) -> Routed:
+        """Raises NotFound or NotAllowed. `findings.local_only` and `caller.models` must be kept."""
+        ...
+
+
+@frozen
+class CacheKey:
+    """The final request, with its model, of one tenant. personal: the answer is not to be kept."""
+
+    tenant: str
+    chat: ChatRequest
+    personal: bool = False
+
+
+@frozen
+class CachedAnswer:
+    """A whole answer. pieces: its text in the shape it was streamed in. usage: what making it took."""
+
+    pieces: tuple[str, ...]
+    finish: FinishReason
+    usage: Usage
+    source: str = ""
+
+
+class AnswerCache(Protocol):
+    """Answers that were given before."""
+
+    async def find(self, key: CacheKey) -> CachedAnswer | None: ...
+
+    async def store(self, key: CacheKey, answer: CachedAnswer) -> None: ...
+
+
+@frozen
+class Compressed:
+    """A conversation made shorter for its next target."""
+
+    chat: ChatRequest
+    saved_tokens: int = 0
+
+
+class Conversations(Protocol):
+    """Histories by conversation id."""
+
+    async def opened(self, caller: Caller, chat: ChatRequest) -> ChatRequest:
+        """The request with the history of `caller.conversation_id` before its messages."""
+        ...
+
+    async def compressed(self, caller: Caller, chat: ChatRequest, context_tokens: int) -> Compressed:
+        """The request for a target whose context holds `context_tokens` (0: unknown)."""
+        ...
+
+    async def closed(self, caller: Caller, chat: ChatRequest, answer: str, finish: FinishReason | None) -> None:
+        """The request got this answer; `finish` None when it was cut."""
+        ...
+
+
+@frozen
+class Invocation:
+    """The record of one request, without a word of it."""
+
+    request_id: str
+    caller: Caller
+    model: str
+    endpoint: str
+    status: str
+    level: Level
+    reason: str
+    findings: Findings
+    redacted: bool
+    cached: bool
+    saved_tokens: int
+    spent: Spent
+    ttft_s: float | None
+    total_s: float
+
+
+class Audit(Protocol):
+    """Keeps records of requests; never blocks, never raises."""
+
+    def invocation(self, record: Invocation) -> None: ...
+
+
+class OpenKeys:
+    """Everybody is the local client: for a front door on loopback, or behind a guard of its own."""
+
+    def caller(self, headers: Mapping[str, str], remote_ip: str | None) -> Caller:
+        return LOCAL
+
+
+@frozen
+class FreeReservation:
+    """Holds nothing."""
+
+    degrade: bool = False
+    headers: Mapping[str, str] = field(factory=dict)
+
+    async def settle(self, spent: Spent) -> None:
+        """Nothing is charged."""
+
+    async def release(self) -> None:
+        """Nothing is held."""
+
+
+_FREE = FreeReservation()
+
+
+class NoLimits:
+    """Admits everything."""
+
+    async def reserve(self, caller: Caller, estimate: Estimate) -> Reservation:
+        return _FREE
+
+
+class PolicyPrivacy:
+    """Only policy.privacy.local_only; finds nothing in the text."""
+
+    def inspect(self, chat: ChatRequest, caller: Caller, policy: Policy) -> Findings:
+        if policy.privacy.local_only:
+            return Findings(True, "policy.privacy.local_only keeps prompts and answers on the device")
+        return Findings()
+
+    def redact(self, chat: ChatRequest, findings: Findings) -> Redaction:
+        return Redaction(chat)
+
+
+class NamedRouter:
+    """The model that was named; `auto` takes the first model of a local target, else the first there is."""
+
+    def route(
+        self, chat: ChatRequest, caller: Caller, findings: Findings, offer: Offer, policy: Policy, draw: float
+    ) -> Routed:
+        constraints = constrained(policy, findings)
+        if chat.model != AUTO:
+            check_model(caller, chat.model)
+            return Routed(constraints, chat.model, "named by the client", "named")
+        for model in offer.models():
+            allowed = caller.models is None or model in caller.models
+            if allowed and any(constraints.allows(view.name, view.local) for view in offer.views(model)):
+                return Routed(constraints, model, "the first model there is", "rules")
+        raise NotFound("no model is here to choose from", next_step="pull a model, or name one", field="model")
+
+
+def constrained(policy: Policy, findings: Findings) -> Constraints:
+    """The allowed set that policy and findings draw together."""
+    constraints = constraints_of(policy)
+    if findings.local_only and not constraints.local_only:
+        return evolve(constraints, local_only=True, reason=findings.reason)
+    return constraints
+
+
+def check_model(caller: Caller, model: str) -> None:
+    """Raises NotAllowed for a model that the caller's key may not name."""
+    if caller.models is not None and model not in caller.models:
+        raise NotAllowed(
+            f"this key may not use model {model[:256]!r}", next_step="ask for a key that may", field="model"
+        )
+
+
+class NoCache:
+    """Keeps nothing."""
+
+    async def find(self, key: CacheKey) -> CachedAnswer | None:
+        return None
+
+    async def store(self, key: CacheKey, answer: CachedAnswer) -> None:
+        """Nothing is kept."""
+
+
+class NoConversations:
+    """Every request carries its own history; nothing is shortened."""
+
+    async def opened(self, caller: Caller, chat: ChatRequest) -> ChatRequest:
+        return chat
+
+    async def compressed(self, caller: Caller, chat: ChatRequest, context_tokens: int) -> Compressed:
+        return Compressed(chat)
+
+    async def closed(self, caller: Caller, chat: ChatRequest, answer: str, finish: FinishReason | None) -> None:
+        """Nothing is kept."""
+
+
+class NoAudit:
+    """Keeps no records; the events still go out."""
+
+    def invocation(self, record: Invocation) -> None:
+        """Nothing is kept."""
