@@ -28,7 +28,8 @@ apt_private() {
 unpack_packages() {  # unpack_packages NAME...: into .setup/root, with the libraries that the system lacks
   local names deb
   mkdir -p .setup/debs .setup/root
-  apt_private update >.setup/apt.log 2>&1 || return 1
+  if [ -z "${lists_fresh:-}" ]; then apt_private update >.setup/apt.log 2>&1 || return 1; fi
+  lists_fresh=1
   names=$(apt_private -s --no-install-recommends install "$@" 2>>.setup/apt.log | awk '/^Inst/ {print $2}')
   [ -n "$names" ] || names=$*
   # shellcheck disable=SC2086
@@ -101,6 +102,15 @@ set_up_mosquitto() {
   unpacked_command usr/sbin/mosquitto
 }
 
+set_up_redis() {
+  if command -v redis-server >/dev/null || [ -x .setup/bin/redis-server ]; then return; fi
+  say "redis-server, unpacked into .setup (the system is not changed)"
+  if ! command -v apt-get >/dev/null || ! unpack_packages redis-server; then
+    say "could not fetch it (see .setup/apt.log): the tests of shared limits are skipped (failed with CI set)"; return
+  fi
+  unpacked_command usr/bin/redis-server
+}
+
 set_up_systemd_analyze() {
   if command -v systemd-analyze >/dev/null || [ -x .setup/bin/systemd-analyze ]; then return; fi
   say "systemd-analyze, unpacked into .setup (the system is not changed)"
@@ -140,6 +150,7 @@ case $lane in
   demo) set_up_models ppocr-v4-det smollm2-135m sample-page sample-text ;;
   test)
     set_up_mosquitto
+    set_up_redis
     set_up_systemd_analyze
     set_up_clean_debian
     set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 face-short-range \

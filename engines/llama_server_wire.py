@@ -61,8 +61,6 @@ def completion_body(ids: Sequence[int], sampling: Sampling, predict: int, *, str
         body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
     if sampling.grammar:
         body["grammar"] = sampling.grammar
-    if sampling.json_schema is not None:
-        body["json_schema"] = sampling.json_schema
     return body
 
 

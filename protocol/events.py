@@ -174,6 +174,25 @@ class PolicyJudged(Event):
     code: str
 
 
+@frozen(kw_only=True)
+class LimitHit(Event):
+    """A request was refused by a limit of its tenant. dimension: requests, tokens, places, day or month."""
+
+    tenant: str
+    dimension: str
+
+
+@frozen(kw_only=True)
+class BudgetAlert(Event):
+    """A tenant has spent this share of the budget of a `day` or a `month`; once per window and process."""
+
+    tenant: str
+    window: str
+    ratio: float
+    spent_usd: float
+    budget_usd: float
+
+
 Emit = Callable[[Event], None]
 
 

@@ -99,16 +99,50 @@ def make_environment(folder: Path) -> None:
 
 def mosquitto_binary() -> str:
     """The broker of the system or the one that `make setup` unpacked; skips (fails in CI) without one."""
-    unpacked = ROOT / ".setup" / "bin" / "mosquitto"
-    found = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    return _server_binary("mosquitto")
+
+
+def _server_binary(name: str) -> str:
+    unpacked = ROOT / ".setup" / "bin" / name
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
     if found is None and unpacked.exists():
         found = str(unpacked)
     if found is None:
-        message = "mosquitto is not installed; run `make setup`"
+        message = f"{name} is not installed; run `make setup`"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
     return found
+
+
+@frozen
+class RedisServer:
+    """A running redis-server on a free port of 127.0.0.1 that keeps nothing on disk."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """End it without a goodbye."""
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[RedisServer]:
+    """A real Redis for one test."""
+    port = free_port()
+    command = [
+        _server_binary("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "",
+        "--dir", str(tmp_path),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = RedisServer(f"redis://127.0.0.1:{port}/0", process)
+    try:
+        wait_for_port(port)
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.fixture

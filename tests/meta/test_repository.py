@@ -28,6 +28,7 @@ HEAVY = (
     "zeroconf",
     "cryptography",
     "amqtt",
+    "redis",
 )
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60

@@ -1,0 +1,190 @@
+"""The ledger on SQLite: for one gateway, or several processes of one machine.
+
+Budgets of money are in a file whose commits are synced before a block is handed out. Windows of seconds and places are
+in a second file that is never synced: a power cut may forget the last minute, and no request waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.ledger import DURABLE, KEPT_SLOTS, Bill, Change, Dimension, Draw, Drawn, LedgerError, counts, grant
+from protocol.clock import WallClock
+from protocol.durable import open_sqlite
+
+T = TypeVar("T")
+
+_COUNTS = """
+CREATE TABLE count (
+    account TEXT NOT NULL, dimension TEXT NOT NULL, slot INTEGER NOT NULL, units INTEGER NOT NULL,
+    PRIMARY KEY (account, dimension, slot)
+) WITHOUT ROWID;
+"""
+BUDGETS = (
+    _COUNTS
+    + """
+CREATE TABLE bill (
+    tenant TEXT NOT NULL, day INTEGER NOT NULL, requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL, nano_usd INTEGER NOT NULL,
+    PRIMARY KEY (tenant, day)
+) WITHOUT ROWID;
+""",
+)
+WINDOWS = (
+    _COUNTS
+    + """
+CREATE TABLE lease (
+    account TEXT NOT NULL, holder TEXT NOT NULL, places INTEGER NOT NULL, until_s REAL NOT NULL,
+    PRIMARY KEY (account, holder)
+) WITHOUT ROWID;
+""",
+)
+
+
+class SqliteLedger:
+    """`folder` gets budgets.sqlite and windows.sqlite. Calls run in threads, one at a time per file."""
+
+    def __init__(self, folder: Path, wall: WallClock) -> None:
+        self._wall = wall
+        self._budgets = _File(folder / "budgets.sqlite", BUDGETS, synced=True)
+        try:
+            self._windows = _File(folder / "windows.sqlite", WINDOWS, synced=False)
+        except BaseException:
+            self._budgets.close()
+            raise
+
+    async def draw(self, draws: Sequence[Draw]) -> Sequence[Drawn]:
+        drawn: dict[int, Drawn] = {}
+        for file in (self._windows, self._budgets):
+            mine = [at for at, draw in enumerate(draws) if self._of(draw.dimension) is file]
+            if mine:
+                found = await file.run(lambda db, mine=mine: [_draw(db, draws[at]) for at in mine])  # type: ignore[misc]
+                drawn.update(zip(mine, found, strict=True))
+        return [drawn[at] for at in range(len(draws))]
+
+    async def change(self, changes: Sequence[Change]) -> None:
+        for file in (self._windows, self._budgets):
+            mine = [change for change in changes if self._of(change.dimension) is file]
+            if mine:
+                await file.run(lambda db, mine=mine: _change(db, mine))  # type: ignore[misc]
+
+    async def lease(self, account: str, holder: str, cap: int, wanted: int, ttl_s: float) -> int:
+        now_s = self._wall().unix_s
+        return await self._windows.run(lambda db: _lease(db, account, holder, cap, wanted, now_s, ttl_s))
+
+    async def taken(self, account: str, dimension: Dimension, slot: int) -> int:
+        def ask(db: sqlite3.Connection) -> int:
+            row = db.execute(
+                "SELECT units FROM count WHERE account = ? AND dimension = ? AND slot = ?", (account, dimension, slot)
+            ).fetchone()
+            return int(row[0]) if row else 0
+
+        return await self._of(dimension).run(ask)
+
+    async def bill(self, bills: Sequence[Bill]) -> None:
+        rows = [(b.tenant, b.day, b.requests, b.prompt_tokens, b.completion_tokens, b.nano_usd) for b in bills]
+        await self._budgets.run(lambda db: db.executemany(_ADD_BILL, rows))
+
+    async def bills(self, tenant: str, first_day: int, last_day: int) -> Sequence[Bill]:
+        def ask(db: sqlite3.Connection) -> list[Bill]:
+            rows = db.execute(
+                "SELECT tenant, day, requests, prompt_tokens, completion_tokens, nano_usd FROM bill"
+                " WHERE tenant = ? AND day BETWEEN ? AND ? ORDER BY day",
+                (tenant, first_day, last_day),
+            )
+            return [Bill(*row) for row in rows]
+
+        return await self._budgets.run(ask)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._windows.close)
+        await asyncio.to_thread(self._budgets.close)
+
+    def _of(self, dimension: str) -> _File:
+        return self._budgets if dimension in DURABLE else self._windows
+
+
+class _File:
+    """One database. Each `run` is one transaction that takes the write lock at its start."""
+
+    def __init__(self, path: Path, migrations: Sequence[str], *, synced: bool) -> None:
+        self._path = path
+        self._db = open_sqlite(path, migrations)
+        self._db.execute(f"PRAGMA synchronous={'FULL' if synced else 'OFF'}")
+        self._one_at_a_time = threading.Lock()
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Raises LedgerError."""
+        return await asyncio.to_thread(self._run, work)
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._one_at_a_time:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    found = work(self._db)
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as err:
+                raise LedgerError(
+                    f"the ledger {self._path.name} cannot be used: {err}", next_step="check disk space and the file"
+                ) from err
+            return found
+
+    def close(self) -> None:
+        with self._one_at_a_time:
+            self._db.close()
+
+
+def _draw(db: sqlite3.Connection, draw: Draw) -> Drawn:
+    key = draw.account, draw.dimension
+    gone = draw.slot - draw.span - KEPT_SLOTS[draw.dimension]
+    db.execute("DELETE FROM count WHERE account = ? AND dimension = ? AND slot <= ?", (*key, gone))
+    rows = db.execute("SELECT slot, units FROM count WHERE account = ? AND dimension = ?", key)
+    room = draw.cap - sum(units for slot, units in rows if counts(slot, draw.slot, draw.span))
+    granted = grant(room, draw.wanted, draw.least)
+    if granted:
+        db.execute(_ADD_COUNT, (*key, draw.slot, granted))
+    return Drawn(granted, max(0, room - granted))
+
+
+def _change(db: sqlite3.Connection, changes: Sequence[Change]) -> None:
+    for change in changes:
+        if change.units > 0:
+            db.execute(_ADD_COUNT, (change.account, change.dimension, change.slot, change.units))
+        else:
+            db.execute(
+                "UPDATE count SET units = max(0, units + ?) WHERE account = ? AND dimension = ? AND slot = ?",
+                (change.units, change.account, change.dimension, change.slot),
+            )
+
+
+def _lease(db: sqlite3.Connection, account: str, holder: str, cap: int, wanted: int, now_s: float, ttl_s: float) -> int:
+    db.execute(
+        "DELETE FROM lease WHERE account = ? AND (until_s <= ? OR until_s > ? OR holder = ?)",
+        (account, now_s, now_s + 10 * ttl_s, holder),  # far ahead: written before the clock was set back
+    )
+    others = db.execute("SELECT coalesce(sum(places), 0) FROM lease WHERE account = ?", (account,)).fetchone()[0]
+    held = max(0, min(wanted, cap - int(others)))
+    if held:
+        db.execute("INSERT INTO lease VALUES (?, ?, ?, ?)", (account, holder, held, now_s + ttl_s))
+    return held
+
+
+_ADD_COUNT = (
+    "INSERT INTO count VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (account, dimension, slot) DO UPDATE SET units = units + excluded.units"
+)
+_ADD_BILL = (
+    "INSERT INTO bill VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET"
+    " requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,"
+    " completion_tokens = completion_tokens + excluded.completion_tokens, nano_usd = nano_usd + excluded.nano_usd"
+)
