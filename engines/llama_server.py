@@ -22,7 +22,7 @@ from attrs import evolve
 
 from engines.here_or_worker import HereOrWorker
 from engines.llama_server_stream import NativeServer, ServerContinuation
-from engines.llama_server_wire import completion_body, read_chunk, server_error, template_messages
+from engines.llama_server_wire import NativePrompt, completion_body, read_chunk, server_error, template_messages
 from engines.pieces import unfinished_bytes
 from engines.port import Continuation, EngineLoad
 from engines.registry import repair_step
@@ -81,7 +81,7 @@ class ServerEngine(ABC):
             native = await self._native()
             continuation = ServerContinuation(
                 native,
-                prompt_ids=await self._prompt_ids(native, request.prompt),
+                prompt=await self._native_prompt(native, request.prompt),
                 prefix=request.prefix,
                 sampling=request.sampling,
                 context_tokens=capabilities.context_tokens,
@@ -123,14 +123,16 @@ class ServerEngine(ABC):
         self._running.discard(over)
         self._slots.leave(place)
 
-    async def _prompt_ids(self, native: NativeServer, prompt: Prompt) -> tuple[int, ...]:
+    async def _native_prompt(self, native: NativeServer, prompt: Prompt) -> NativePrompt:
+        """Ids as given, or a text that the server tokenises when it is asked to complete it."""
         if isinstance(prompt, str):
-            return await _tokenize(native, prompt, special=True)
+            # The server refuses a text without anything, but not the begin mark that some models put before it.
+            return (prompt,) if prompt else await _tokenize(native, prompt, special=True)
         messages = [part for part in prompt if isinstance(part, Message)]
         if not messages:
             return tuple(part for part in prompt if isinstance(part, int))
         answer = await native.call("/apply-template", {"messages": template_messages(messages)}, CALL_S)
-        return await _tokenize(native, str(answer.get("prompt", "")), special=True)
+        return (str(answer.get("prompt", "")),)
 
     async def _prefix_ids(self, tokens: Sequence[Token]) -> Sequence[int]:
         """The answer so far in own ids: as given where they are this vocabulary's, else from the bytes."""

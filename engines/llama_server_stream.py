@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from attrs import evolve
 
 from engines.credit import Credit
-from engines.llama_server_wire import Chunk, Seen, completion_body, read_chunk
+from engines.llama_server_wire import Chunk, NativePrompt, Seen, completion_body, read_chunk
 from engines.vocabulary import Vocabulary
 from protocol.clock import Clock
-from protocol.errors import BadRequest, ContextOverflow, LinkClosed, LinkTimeout, MidstreamError
+from protocol.errors import BadRequest, ContextOverflow, LinkClosed, LinkTimeout, MidstreamError, ProtocolError
 from protocol.text import FinishReason, Sampling, Token
 
 HOLD_TOKENS = 4
@@ -47,7 +47,8 @@ class ServerContinuation:
     """Continuation over a NativeServer; `prefill()` comes first.
 
     Args:
-        prompt_ids: the prompt in this server's ids.
+        prompt: the prompt in this server's ids, or as a text that it tokenises itself: a question less before the
+            first token. How many tokens that is comes back before they are evaluated.
         prefix: the answer so far, from whatever engine.
         ids_of: turns an answer so far into this server's ids.
     """
@@ -56,7 +57,7 @@ class ServerContinuation:
         self,
         server: NativeServer,
         *,
-        prompt_ids: Sequence[int],
+        prompt: NativePrompt,
         prefix: Sequence[Token],
         sampling: Sampling,
         context_tokens: int,
@@ -65,12 +66,13 @@ class ServerContinuation:
         on_close: Callable[[ServerContinuation], None],
         clock: Clock,
     ) -> None:
-        self.prompt_tokens = len(prompt_ids)
+        self.prompt_tokens = 0
         self.cached_tokens = 0
         self._server = server
-        self._prompt_ids = tuple(prompt_ids)
+        self._prompt = tuple(prompt)
         self._prefix = list(prefix)
-        self._ids: list[int] = []
+        self._so_far: list[str | int] = []
+        self._made = 0
         self._next = 0
         self._sampling = sampling
         self._context_tokens = context_tokens
@@ -93,9 +95,11 @@ class ServerContinuation:
         """Read prompt and prefix, until the first token is there. Raises ContextOverflow, LinkTimeout and others."""
         try:
             async with asyncio.timeout(deadline_s):
-                self._ids = [*self._prompt_ids, *await self._ids_of(self._prefix)]
-                if len(self._ids) >= self._context_tokens:
-                    raise ContextOverflow(prompt_tokens=len(self._ids), context_tokens=self._context_tokens)
+                prefix = await self._ids_of(self._prefix)
+                self._so_far, self._made = [*self._prompt, *prefix], len(prefix)
+                if not any(isinstance(part, str) for part in self._prompt):
+                    self.prompt_tokens = len(self._prompt)
+                self._check_room()
                 self._next = len(self._prefix)
                 self._begin()
                 await self._wait_for_news()
@@ -167,12 +171,21 @@ class ServerContinuation:
         """Make sure that a request runs, unless nothing is left to generate."""
         if self._pump is not None and not self._pump.done():
             return
-        room = min(self._sampling.max_tokens - self._next, self._context_tokens - len(self._ids))
+        room = min(self._sampling.max_tokens - self._next, self._room())
         if room < 1:
             self._put(Token(index=self._next, id=None, data=b"", finish="length", at_s=self._clock()))
             return
         self._predict, self._counted = room, 0
         self._pump = asyncio.create_task(self._run(), name="llama-server-stream")
+
+    def _room(self) -> int:
+        """Tokens that still fit into the context; all of it while the server has not counted the prompt."""
+        return self._context_tokens - self.prompt_tokens - self._made
+
+    def _check_room(self) -> None:
+        if self._room() < 1:
+            tokens = self.prompt_tokens + self._made
+            raise ContextOverflow(prompt_tokens=tokens, context_tokens=self._context_tokens)
 
     async def _halt(self) -> None:
         pump, self._pump = self._pump, None
@@ -181,22 +194,34 @@ class ServerContinuation:
             await asyncio.wait([pump])
 
     async def _run(self) -> None:
-        body = completion_body(self._ids, self._sampling, self._predict)
+        body = completion_body(self._so_far, self._sampling, self._predict)
         try:
             async with aclosing(self._server.complete(body)) as chunks:
                 async for raw in chunks:
-                    chunk = read_chunk(raw)
-                    if chunk is not None and not await self._take(chunk):
+                    if not await self._take(read_chunk(raw)):
                         return
             if not self._ended:
                 raise LinkClosed("llama-server ended the stream before the answer was complete")
+        except ContextOverflow as err:
+            # The server rounds its context up, and so do its numbers.
+            self._failure = ContextOverflow(prompt_tokens=err.prompt_tokens, context_tokens=self._context_tokens)
         except MidstreamError as err:
             self._failure = err
         finally:
             self._news.set()
 
+    def _count_prompt(self, chunk: Chunk) -> None:
+        """The server counts a prompt that was sent as a text, before it evaluates it. Raises ContextOverflow."""
+        if chunk.evaluated is None:
+            raise ProtocolError("llama-server does not tell how long the prompt is", field="tokens_evaluated")
+        self.prompt_tokens = max(0, chunk.evaluated - self._made)
+        self._check_room()
+        self._predict = min(self._predict, self._room())
+
     async def _take(self, chunk: Chunk) -> bool:
         """Turn a chunk into tokens; False when this request has to end."""
+        if self.prompt_tokens == 0:
+            self._count_prompt(chunk)
         if self._counted == 0 and chunk.cached is not None and self.cached_tokens == 0:
             self.cached_tokens = min(chunk.cached, self.prompt_tokens)
         hidden = 0 if chunk.predicted is None else chunk.predicted - self._counted - (chunk.seen is not None)
@@ -226,7 +251,8 @@ class ServerContinuation:
 
     async def _ask_again(self, count: int) -> None:
         """Generate `count` tokens once more, in one answer that lists every id."""
-        body = completion_body(self._ids, self._sampling, count, stream=False)
+        count = min(count, self._predict - self._counted)
+        body = completion_body(self._so_far, self._sampling, count, stream=False)
         raw = await self._server.call("/completion", body, 60.0)
         ids = [int(one) for one in raw.get("tokens") or ()][:count]
         whole = str(raw.get("content", "")).encode()
@@ -260,6 +286,8 @@ class ServerContinuation:
 
     def _add(self, token_id: int | None, data: bytes, seen: Seen | None) -> None:
         """The next token; one without bytes waits, as it may turn out to be the end mark."""
+        if self._ended:
+            return
         if self._held is not None:
             held, self._held = self._held, None
             self._put(held)
@@ -275,7 +303,8 @@ class ServerContinuation:
         self._next += 1
         self._counted += 1
         if token_id is not None:
-            self._ids.append(token_id)
+            self._so_far.append(token_id)
+            self._made += 1
         if not data:
             self._held = token
         elif self._counted >= self._predict:

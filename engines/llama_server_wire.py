@@ -29,21 +29,29 @@ class Seen:
         return self.top[0][2] - self.top[1][2] if len(self.top) > 1 else None
 
 
+NativePrompt = Sequence[str | int]
+"""A prompt in the server's terms: ids, or one text, which it tokenises itself, and ids after it."""
+
+
 @frozen
 class Chunk:
-    """One chunk. `predicted` counts generated tokens of this request so far, the end mark included."""
+    """One chunk. `predicted` counts generated tokens of this request so far, the end mark included; `evaluated` the
+    tokens of its prompt, which the report that prefill begins tells already. A report shows no text."""
 
     text: bytes
     seen: Seen | None
     predicted: int | None
+    evaluated: int | None
     cached: int | None
     finish: Literal["stop", "length", None]
 
 
-def completion_body(ids: Sequence[int], sampling: Sampling, predict: int, *, stream: bool = True) -> dict[str, Any]:
-    """Body of a completion over token ids that samples as `sampling` says and at most `predict` tokens."""
+def completion_body(prompt: NativePrompt, sampling: Sampling, predict: int, *, stream: bool = True) -> dict[str, Any]:
+    """Body of a completion that samples as `sampling` says and at most `predict` tokens."""
+    alone = len(prompt) == 1 and isinstance(prompt[0], str)
     body: dict[str, Any] = {
-        "prompt": list(ids),
+        # A list that holds nothing but a text would be a list of prompts.
+        "prompt": prompt[0] if alone else list(prompt),
         "n_predict": predict,
         "stream": stream,
         "cache_prompt": True,
@@ -95,13 +103,13 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return shaped
 
 
-def read_chunk(raw: Mapping[str, Any]) -> Chunk | None:
-    """A chunk, or None for a progress report. Raises what an error chunk means."""
+def read_chunk(raw: Mapping[str, Any]) -> Chunk:
+    """A chunk, or a report of prefill. Raises what an error chunk means."""
     if "error" in raw:
         raise server_error(raw["error"])
-    if "prompt_progress" in raw:
-        return None
     try:
+        if "prompt_progress" in raw:
+            return _report(raw["prompt_progress"])
         return _chunk(raw)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as err:
         raise ProtocolError("llama-server sent a chunk that is not a completion", field="content") from err
@@ -126,6 +134,11 @@ def server_error(error: object, status: int = 500) -> MidstreamError:
     return EngineError(message)
 
 
+def _report(progress: Mapping[str, Any]) -> Chunk:
+    total, cached = _count(progress["total"]), _count(progress.get("cache"))
+    return Chunk(text=b"", seen=None, predicted=None, evaluated=total, cached=cached, finish=None)
+
+
 def _chunk(raw: Mapping[str, Any]) -> Chunk:
     probabilities, tokens = raw.get("completion_probabilities") or (), raw.get("tokens") or ()
     seen = _seen(probabilities[-1]) if probabilities else None
@@ -139,6 +152,7 @@ def _chunk(raw: Mapping[str, Any]) -> Chunk:
         text=_bytes(raw["content"]),
         seen=seen,
         predicted=None if predicted is None else int(predicted),
+        evaluated=_count(raw.get("tokens_evaluated")),
         cached=_count((raw.get("timings") or {}).get("cache_n")),
         finish=finish,
     )
