@@ -117,7 +117,8 @@ async def through_agent(link: HttpLink, text: str, tokens: int) -> tuple[float, 
         for event in parser.feed(chunk):
             if event.data != "[DONE]" and json.loads(event.data).get("choices", [{}])[0].get("text"):
                 times.append(now_s)
-    return times[0] - started_s, (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
+    lasted_s = times[-1] - times[0]
+    return times[0] - started_s, (len(times) - 1) / lasted_s if lasted_s > 0 else 0.0
 
 
 async def one_pair(

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from engines.credit import Credit
 from engines.port import EngineLoad
@@ -109,6 +109,7 @@ class FakeTextEngine:
         continues: Literal["ids", "text", "no"] = "ids",
         logprobs: bool = True,
         retry_after_s: float = 1.0,
+        speaks_early: bool = False,
         failures: Sequence[Failure] = (),
         sleep: Sleep = asyncio.sleep,
         clock: Clock = time.monotonic,
@@ -117,6 +118,7 @@ class FakeTextEngine:
         self.answer_tokens = answer_tokens
         self.clock = clock
         self.prepared: list[TextRequest] = []
+        self.speaks_early = speaks_early
         self.closed_count = 0
         self.generated_count = 0
         self._token_s = 0.0 if tokens_per_s is None else 1.0 / tokens_per_s
@@ -237,6 +239,14 @@ class FakeContinuation:
         await self._engine.pass_phase("extend", self._killed, self._engine.prefill_s(len(tokens)))
         self._next += len(tokens)
 
+    def spoken(self) -> Token | None:
+        """The first token, where the engine was told to have it with the prefill."""
+        engine = self._engine
+        if not engine.speaks_early or self._next >= self._request.sampling.max_tokens:
+            return None
+        made = self._made(self._next)
+        return made if made.finish is None else None
+
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         if self._credit is not None:
             raise RuntimeError("start() is called once")
@@ -279,20 +289,15 @@ class FakeContinuation:
         await engine.pass_phase("token", self._killed, engine.token_s(1), index)
         if self._closed:
             return None
-        made = fake_token(self._request.prompt, index, engine.answer_tokens)
         engine.generated_count += 1
-        finish = made.finish or ("length" if index + 1 == max_tokens else None)
-        alternatives = ((made.data, made.logprob or 0.0),) if self._request.sampling.logprobs else ()
-        return Token(
-            index=index,
-            id=made.id,
-            data=made.data,
-            logprob=made.logprob,
-            margin=made.margin,
-            at_s=engine.clock(),
-            finish=finish,
-            alternatives=alternatives,
-        )
+        return self._made(index)
+
+    def _made(self, index: int) -> Token:
+        engine, sampling = self._engine, self._request.sampling
+        made = fake_token(self._request.prompt, index, engine.answer_tokens)
+        finish = made.finish or ("length" if index + 1 == sampling.max_tokens else None)
+        alternatives = ((made.data, made.logprob or 0.0),) if sampling.logprobs else ()
+        return evolve(made, at_s=engine.clock(), finish=finish, alternatives=alternatives)
 
 
 def _pieces(data: bytes) -> list[bytes]:

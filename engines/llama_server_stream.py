@@ -118,6 +118,10 @@ class ServerContinuation:
         self._prefix.extend(tokens)
         await self.prefill(EXTEND_S)
 
+    def spoken(self) -> Token | None:
+        """The first token, made with the prefill."""
+        return self._ready[0] if self._ready and self._ready[0].finish is None else None
+
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         if self._credit is not None:
             raise RuntimeError("start() is called once")

@@ -252,6 +252,7 @@ class PeerContinuation:
         self._started = False
         self._closed = False
         self._arrived: deque[Token] = deque()
+        self._early: tuple[Token, ...] = ()
         self._news = asyncio.Event()
         self._error: MidstreamError | None = None
         self._lost: MidstreamError | None = None
@@ -261,12 +262,13 @@ class PeerContinuation:
     async def prepare(self, deadline_s: float) -> None:
         """Ask for admission and wait until the peer is ready; the caller bounds the time."""
         engine = self._engine
-        self._post(Prepare(self._request, deadline_s, vocabulary=engine.vocabulary, hop=engine.hop))
+        self._post(Prepare(self._request, deadline_s, vocabulary=engine.vocabulary, hop=engine.hop, early=True))
         await self._ready(self._next)
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         if self._started:
             raise RuntimeError("extend() after start()")
+        self._early = ()
         for at in range(0, len(tokens), EXTEND_CHUNK_TOKENS):
             part = tuple(tokens[at : at + EXTEND_CHUNK_TOKENS])
             if part[0].index != self._next:
@@ -280,12 +282,17 @@ class PeerContinuation:
         except TimeoutError as err:
             raise LinkTimeout(f"{self._engine.name} did not read the answer so far") from err
 
+    def spoken(self) -> Token | None:
+        """The token that came with Ready."""
+        return self._early[0] if self._early else None
+
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         if self._started:
             raise RuntimeError("start() is called once")
         if at != self._next:
             raise BadRequest(f"start at {at}, but the prefix has {self._next} tokens", field="at")
         self._started, self._at, self._ahead_tokens = True, at, max(1, ahead_tokens)
+        self._arrive(self._early)
         if self._lost is None and self._error is None:
             self._post(Start(at, self._ahead_tokens))
         return self._tokens()
@@ -402,15 +409,28 @@ class PeerContinuation:
     def _take_tokens(self, frame: Tokens) -> None:
         if frame.echo_ms:
             self._engine.round_trip(max(0.0, (self._engine.now_ms() - frame.echo_ms) / 1000))
-        if not self._started or frame.first != self._next or self._finished:
+        if frame.first != self._next or self._finished:
+            return
+        if not self._started:
+            self._take_early(frame.tokens)
             return
         if self._next + len(frame.tokens) - 1 - self._acknowledged > self._ahead_tokens + 1:
             self._error = ProtocolError(f"{self._engine.name} sent tokens beyond its credit", field="tokens")
             return
+        self._arrive(frame.tokens)
+
+    def _take_early(self, tokens: tuple[Token, ...]) -> None:
+        """One token may come with Ready; it counts from start() on, and extend() forgets it."""
+        if len(tokens) != 1 or tokens[0].finish is not None:
+            self._error = ProtocolError(f"{self._engine.name} sent tokens before the start", field="tokens")
+            return
+        self._early = tokens
+
+    def _arrive(self, tokens: Sequence[Token]) -> None:
         now_s = self._engine.clock()
-        self._arrived.extend(evolve(token, at_s=now_s) for token in frame.tokens)
-        self._next += len(frame.tokens)
-        self._finished = self._finished or any(token.finish is not None for token in frame.tokens)
+        self._arrived.extend(evolve(token, at_s=now_s) for token in tokens)
+        self._next += len(tokens)
+        self._finished = self._finished or any(token.finish is not None for token in tokens)
 
     def _take_finish(self, frame: Finish) -> None:
         self.usage = frame.usage

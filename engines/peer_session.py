@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from engines.port import Continuation, TextEngine
+from engines.port import Continuation, SpokenContinuation, TextEngine
 from links.port import FrameStream
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, Full, LinkTimeout, MidstreamError
@@ -76,6 +76,8 @@ class HostedStream:
         self._continuation: Continuation | None = None
         self._strips_ids = False
         self._made_to = len(prepare.request.prefix)
+        self._early_to = self._made_to
+        self._early_ack: Ack | None = None
         self._kept: deque[Token] = deque()
         self._send_next = self._made_to
         self._acknowledged = self._made_to - 1
@@ -100,6 +102,9 @@ class HostedStream:
     def acknowledge(self, frame: Ack) -> None:
         """Credit for the engine; what is acknowledged is forgotten."""
         self._echo_ms = max(0, frame.sent_ms)
+        if self._made_to <= frame.index < self._early_to:
+            # Of the token that went out with Ready, which the engine has not handed over yet.
+            self._early_ack = frame
         if frame.index >= self._made_to or frame.index <= self._acknowledged:
             return
         self._acknowledged = frame.index
@@ -113,11 +118,13 @@ class HostedStream:
         if epoch <= self.epoch:
             raise BadRequest(f"epoch {epoch} is not newer than {self.epoch}", field="epoch")
         oldest = self._kept[0].index if self._kept else self._made_to
-        if not oldest <= after <= self._made_to:
-            raise BadRequest(f"tokens from {oldest} to {self._made_to} are here, not {after}", field="next")
+        newest = max(self._made_to, self._early_to)
+        if not oldest <= after <= newest:
+            raise BadRequest(f"tokens from {oldest} to {newest} are here, not {after}", field="next")
         self.epoch, self.attachment = epoch, attachment
         self._forget_below(after)
         self._send_next = after
+        self._notices = deque(notice for notice in self._notices if not isinstance(notice, Tokens))
         self._stop_timer()
         self._outgoing.set()
 
@@ -181,7 +188,7 @@ class HostedStream:
                 raise BadRequest(f"extend at {frame.first}, but the prefix has {self._made_to} tokens", field="first")
             await self._continuation.extend(self._known(frame.tokens))
             self._made_to += len(frame.tokens)
-            self._send_next, self._acknowledged = self._made_to, self._made_to - 1
+            self._acknowledged = self._made_to - 1
             self._notify_ready(mine, 0.0, self._clock() - began_s)
 
     async def _generate(self, start: Start) -> None:
@@ -196,6 +203,9 @@ class HostedStream:
                 self._kept.append(token)
                 self._made_to += 1
                 self._outgoing.set()
+                if self._early_ack is not None:
+                    ack, self._early_ack = self._early_ack, None
+                    self.acknowledge(ack)
                 if token.finish is not None:
                     marks = 0 if token.data else 1
                     usage = Usage(continuation.prompt_tokens, self._made_to - marks, continuation.cached_tokens)
@@ -247,6 +257,11 @@ class HostedStream:
         assert self._continuation is not None
         prompt, cached = self._continuation.prompt_tokens, self._continuation.cached_tokens
         self._notices.append(Ready(self._made_to, vocabulary, queue_s, prefill_s, prompt, cached))
+        self._send_next = self._early_to = self._made_to
+        token = self._continuation.spoken() if isinstance(self._continuation, SpokenContinuation) else None
+        if token is not None and self._prepare.early:
+            self._notices.append(Tokens(token.index, (token,)))
+            self._send_next = self._early_to = token.index + 1
         self._outgoing.set()
 
     def _known(self, tokens: Sequence[Token]) -> Sequence[Token]:

@@ -166,6 +166,15 @@ class Continuation(Protocol):
         ...
 
 
+@runtime_checkable
+class SpokenContinuation(Protocol):
+    """A continuation that may have made its first token while it prefilled."""
+
+    def spoken(self) -> Token | None:
+        """The token that start() will give first and that ends nothing, if it is made already; extend() forgets it."""
+        ...
+
+
 class TextEngine(Protocol):
     """Generates text: in process, in a worker process, on a stock server or at a peer."""
 

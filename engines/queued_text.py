@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Literal
 
 from engines.admission import Admission, Load
-from engines.port import Continuation, EngineLoad, TextEngine
+from engines.port import Continuation, EngineLoad, SpokenContinuation, TextEngine
 from protocol.clock import Clock
 from protocol.errors import EngineError, Full, LinkTimeout
 from protocol.events import Emit, QueueSampled, ignore
@@ -161,6 +161,10 @@ class QueuedContinuation:
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         await self._inner.extend(tokens)
+
+    def spoken(self) -> Token | None:
+        """The first token, if the engine has it."""
+        return self._inner.spoken() if isinstance(self._inner, SpokenContinuation) else None
 
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         return self._tokens(self._inner.start(at, ahead_tokens))

@@ -136,6 +136,7 @@ class _PrepareHead:
     vocabulary: str | None = None
     hop: int = 0
     traceparent: str = ""
+    early: bool = False
 
 
 def _write_prepare(writer: Writer, frame: Prepare) -> None:
@@ -155,6 +156,7 @@ def _write_prepare(writer: Writer, frame: Prepare) -> None:
         vocabulary=frame.vocabulary,
         hop=frame.hop,
         traceparent=frame.traceparent,
+        early=frame.early,
     )
     writer.piece(encode_document(head))
     _write_ids(writer, ids)
@@ -173,7 +175,7 @@ def _read_prepare(reader: Reader) -> Prepare:
         raise reader.wrong("exactly one of messages, text and ids is the prompt", "prompt")
     prompt: Any = head.messages if head.messages is not None else ids if head.text is None else head.text
     request = TextRequest(model=head.model, prompt=prompt, sampling=head.sampling, prefix=prefix)
-    return Prepare(request, head.deadline_s, head.vocabulary, head.hop, head.traceparent)
+    return Prepare(request, head.deadline_s, head.vocabulary, head.hop, head.traceparent, head.early)
 
 
 def _write_ids(writer: Writer, ids: tuple[int, ...]) -> None:

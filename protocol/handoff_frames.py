@@ -15,7 +15,7 @@ class Prepare:
     """Client: admit this request and prefill prompt and prefix.
 
     vocabulary: the client's, so that the host knows whether ids suffice. hop: 0 from the owner of the stream; a host
-    refuses to pass on a request that already has one.
+    refuses to pass on a request that already has one. early: the owner takes the first token with Ready, before Start.
     """
 
     request: TextRequest
@@ -23,6 +23,7 @@ class Prepare:
     vocabulary: str | None = None
     hop: int = 0
     traceparent: str = ""
+    early: bool = False
 
 
 @frozen

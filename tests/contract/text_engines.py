@@ -136,6 +136,15 @@ async def peer_in_memory(model_file: ModelFile) -> AsyncIterator[Made]:
 
 
 @asynccontextmanager
+async def peer_that_speaks_early(model_file: ModelFile) -> AsyncIterator[Made]:
+    peers = MemoryPeers(FakeTextEngine(tokens_per_s=2000, capacity=2, context_tokens=512, speaks_early=True))
+    engine = PeerEngine(peers.open)
+    yield Made(engine, exact=True)
+    await engine.close()
+    await peers.close()
+
+
+@asynccontextmanager
 async def peer_over_websocket(model_file: ModelFile) -> AsyncIterator[Made]:
     fake = FakeTextEngine(tokens_per_s=2000, capacity=2, context_tokens=512)
     async with websocket_peer(fake) as open_stream:
@@ -189,6 +198,7 @@ ENGINES: dict[str, Callable[[ModelFile], AbstractAsyncContextManager[Made]]] = {
     "queued": queued,
     "openai-compatible": openai_compatible,
     "peer-memory": peer_in_memory,
+    "peer-early": peer_that_speaks_early,
     "peer-websocket": peer_over_websocket,
     "llama-server": llama_server_in_process,
     "llama-server-worker": llama_server_in_worker,

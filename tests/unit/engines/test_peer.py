@@ -73,6 +73,56 @@ async def test_a_lost_connection_is_resumed_without_loss_or_doubling(
     assert len(peers.opened) == 2
 
 
+@pytest.mark.parametrize("ahead_tokens", [1, 5])
+@pytest.mark.parametrize("cut_after", [None, 0, 1, 7])
+async def test_a_first_token_that_came_with_ready_is_given_once(
+    peer: PeerEngine, peers: MemoryPeers, host: FakeTextEngine, cut_after: int | None, ahead_tokens: int
+) -> None:
+    host.speaks_early = True
+    continuation = await peer.prepare(ask(), 5)
+    await asyncio.sleep(0.01)
+    early = continuation.spoken()
+    assert early is not None and early.data == fake_token(PROMPT, 0, 30).data
+    stream = continuation.start(0, ahead_tokens)
+    # It is there before the host has heard of the start.
+    taken = [await asyncio.wait_for(anext(stream), 0.001)]
+    if cut_after == 0:
+        peers.cut()
+    continuation.acknowledge(0)
+    async for token in stream:
+        taken.append(token)
+        if len(taken) == cut_after:
+            peers.cut()
+        continuation.acknowledge(token.index)
+    assert [token.index for token in taken] == list(range(31))
+    assert b"".join(token.data for token in taken) == fake_answer(PROMPT, 30, 30)
+
+
+async def test_an_extension_makes_an_early_token_void(peer: PeerEngine, host: FakeTextEngine) -> None:
+    host.speaks_early = True
+    continuation = await peer.prepare(ask(), 5)
+    await continuation.extend([fake_token(PROMPT, index, 30) for index in range(3)])
+    taken = [token async for token in continuation.start(3, 1000)]
+    assert [token.index for token in taken] == list(range(3, 31))
+    assert b"".join(token.data for token in taken) == fake_answer(PROMPT, 30, 30)[-sum(len(t.data) for t in taken) :]
+
+
+async def test_an_owner_that_did_not_ask_gets_nothing_before_its_start(host: FakeTextEngine) -> None:
+    host.speaks_early = True
+    here, there = memory_stream_pair()
+    serving = asyncio.create_task(serve_stream(lambda model: host, there))
+    await here.send(encode(STREAM, 1, Prepare(ask(3))))
+    data = await here.receive()
+    assert data is not None and isinstance(decode(data).frame, Ready)
+    await here.send(encode(STREAM, 1, Start(0, 10)))
+    data = await here.receive()
+    assert data is not None
+    frame = decode(data).frame
+    assert isinstance(frame, Tokens) and frame.first == 0
+    await here.close()
+    await serving
+
+
 async def test_a_dead_host_ends_the_stream_at_the_exact_index(peer: PeerEngine, peers: MemoryPeers) -> None:
     continuation = await peer.prepare(ask(), 5)
     taken: list[Token] = []
