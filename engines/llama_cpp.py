@@ -64,7 +64,7 @@ class EmbeddedLlamaCpp:
         return self._capabilities
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        if request.sampling.grammar:
+        if request.sampling.grammar or request.sampling.json_schema is not None:
             raise Unsupported("this engine knows no grammars", field="grammar", next_step="use the llama_server engine")
         place = self._slots.enter()
         continuation: LlamaCppContinuation | None = None

@@ -69,6 +69,8 @@ def completion_body(prompt: NativePrompt, sampling: Sampling, predict: int, *, s
         body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
     if sampling.grammar:
         body["grammar"] = sampling.grammar
+    if sampling.json_schema is not None:
+        body["json_schema"] = sampling.json_schema
     return body
 
 

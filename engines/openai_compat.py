@@ -89,7 +89,7 @@ class OpenAICompatEngine:
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         if len(self._open) >= self._max_open:
             raise Full(f"{len(self._open)} requests to {self._link.name} are open", retry_after_s=1.0)
-        if request.sampling.grammar:
+        if request.sampling.grammar or request.sampling.json_schema is not None:
             raise Unsupported("grammars cannot be sent to this server", field="grammar")
         continuation = CompatContinuation(self, request)
         self._open.add(continuation)

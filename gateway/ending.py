@@ -20,7 +20,7 @@ from gateway.ports import (
 from gateway.settings import GatewayPorts
 from gateway.targets import Target
 from protocol.chat import ChatRequest
-from protocol.text import FinishReason, Usage
+from protocol.text import FinishReason, Message, Usage
 
 
 @frozen
@@ -61,7 +61,7 @@ class Ending:
         if made.status == "ok" and made.finish == "stop" and not self.cached and not self.key.personal:
             await self.ports.cache.store(self.key, CachedAnswer(made.pieces, made.finish, made.usage, _maker(made)))
         await self.ports.conversations.closed(
-            self.caller, self.asked, made.shown, made.finish if made.status == "ok" else None
+            self.caller, self.asked, Message("assistant", made.shown), made.finish if made.status == "ok" else None
         )
         self.ports.audit.invocation(self._record(made, spent))
 

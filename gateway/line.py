@@ -19,6 +19,8 @@ class AnswerLine:
         self._answer = bytearray()
         self._whole = 0
         self._given = 0
+        self.called = False
+        """A tool call came as such, which no other engine could go on with."""
 
     @property
     def next(self) -> int:
@@ -50,7 +52,8 @@ class AnswerLine:
         """Append the token at `next`; a pure finish mark is no token of the answer."""
         if token.index != self.next:
             raise AssertionError(f"token {token.index} offered at {self.next}")
-        if token.data or token.finish is None:
+        self.called = self.called or token.call is not None
+        if token.data or token.call is not None or token.finish is None:
             self._made.append(Owned(token, side))
             self._answer += token.data
         if ends_whole(bytes(self._answer[-4:])):
@@ -72,7 +75,7 @@ class AnswerLine:
 
     def may_cut(self, following: bytes | None, by_ids: bool) -> bool:
         """Whether the answer may go on elsewhere at `next`; see gateway.seam.may_cut."""
-        return self._whole == len(self._made) and may_cut(bytes(self._answer), following, by_ids)
+        return not self.called and self._whole == len(self._made) and may_cut(bytes(self._answer), following, by_ids)
 
     def tokens(self, first: int, end: int, by_ids: bool) -> Sequence[Token]:
         """Tokens [first, end) as another engine may see them."""

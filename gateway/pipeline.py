@@ -19,9 +19,10 @@ from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Reservation, Rou
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView
+from gateway.wants import wants
 from links.port import Request
-from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes
-from protocol.errors import Full, Loading, NotAllowed, NotFound, TooLarge
+from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes, tools_bytes
+from protocol.errors import Full, Loading, MidstreamError, NotAllowed, NotFound, TooLarge
 from protocol.policy import LimitsPolicy, Policy
 
 BYTES_PER_TOKEN = 4
@@ -81,7 +82,7 @@ class TextWay:
         ports = self.ports
         findings = ports.privacy.inspect(chat, caller, policy)
         routed = degraded(ports.router.route(chat, caller, findings, self, policy, ports.draw()), reservation)
-        targets = self.able(routed.model, routed.constraints)
+        targets = await self.capable(chat, self.able(routed.model, routed.constraints))
         redaction = None if all(target.local for target in targets) else ports.privacy.redact(chat, findings)
         chat = evolve(redaction.chat if redaction else chat, model=routed.model)
         key = CacheKey(caller.tenant, chat, bool(findings.spans))
@@ -159,6 +160,27 @@ class TextWay:
                 field="model",
             )
         return list(reversed(allowed.values()))
+
+    async def capable(self, chat: ChatRequest, targets: list[Target]) -> list[Target]:
+        """Those that can do what the request asks for. Raises Unsupported, or what kept them all from telling."""
+        wanted = wants(chat)
+        if not wanted:
+            return targets
+        found: list[Target] = []
+        lost: MidstreamError | None = None
+        missing = wanted[0]
+        for target in targets:
+            try:
+                capabilities = await self.board.capabilities(target, chat.model)
+            except MidstreamError as err:
+                lost = err
+                continue
+            lacking = [want for want in wanted if not want.met(capabilities)]
+            missing = lacking[0] if lacking else missing
+            found += [] if lacking else [target]
+        if not found:
+            raise missing.refusal(chat.model) if lost is None else lost
+        return found
 
     def check_loading(self, model: str) -> None:
         """Raises Loading for a model that this machine is about to serve."""
@@ -247,7 +269,8 @@ def degraded(routed: Routed, reservation: Reservation) -> Routed:
 
 def within_limits(chat: ChatRequest, limits: LimitsPolicy) -> ChatRequest:
     """The request with its answer bounded by policy. Raises TooLarge for a prompt over the bound."""
-    check_size(prompt_bytes(chat.prompt), limits, "messages" if chat.endpoint == "chat" else "prompt")
+    size_bytes = prompt_bytes(chat.prompt) + tools_bytes(chat.tools)
+    check_size(size_bytes, limits, "messages" if chat.endpoint == "chat" else "prompt")
     bounded = min(chat.sampling.max_tokens, limits.max_answer_tokens)
     return evolve(chat, sampling=evolve(chat.sampling, max_tokens=bounded))
 

@@ -7,7 +7,7 @@ feature: everybody may ask, nothing is limited, nothing is kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from attrs import evolve, field, frozen
 
@@ -16,7 +16,7 @@ from gateway.targets import TargetView
 from protocol.chat import ChatRequest
 from protocol.errors import NotAllowed, NotFound
 from protocol.policy import Policy
-from protocol.text import FinishReason, Usage
+from protocol.text import FinishReason, Message, Usage
 
 AUTO = "auto"
 """The model name with which a client leaves the choice to the router."""
@@ -103,8 +103,11 @@ class Findings:
 class Restorer(Protocol):
     """Puts back what was redacted, in a text that comes in pieces."""
 
-    def feed(self, text: str) -> str:
-        """What may be shown so far; the end of `text` is held back while a placeholder may have begun."""
+    def feed(self, text: str, in_json: bool = False) -> str:
+        """What may be shown so far; the end of `text` is held back while a placeholder may have begun.
+
+        in_json: `text` is JSON (arguments of a tool call); what is put back is escaped as a part of a JSON string.
+        """
         ...
 
     def flush(self) -> str:
@@ -174,12 +177,14 @@ class CacheKey:
 
 @frozen
 class CachedAnswer:
-    """A whole answer. pieces: its text in the shape it was streamed in. usage: what making it took."""
+    """A whole answer. pieces: its text in the shape it was streamed in. calls: as in Message.tool_calls. usage: what
+    making it took."""
 
     pieces: tuple[str, ...]
     finish: FinishReason
     usage: Usage
     source: str = ""
+    calls: tuple[Mapping[str, Any], ...] = ()
 
 
 class AnswerCache(Protocol):
@@ -209,8 +214,8 @@ class Conversations(Protocol):
         """The request for a target whose context holds `context_tokens` (0: unknown)."""
         ...
 
-    async def closed(self, caller: Caller, chat: ChatRequest, answer: str, finish: FinishReason | None) -> None:
-        """The request got this answer; `finish` None when it was cut."""
+    async def closed(self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None) -> None:
+        """The request got this answer, tool calls included; `finish` None when it was cut."""
         ...
 
 
@@ -335,7 +340,7 @@ class NoConversations:
     async def compressed(self, caller: Caller, chat: ChatRequest, context_tokens: int) -> Compressed:
         return Compressed(chat)
 
-    async def closed(self, caller: Caller, chat: ChatRequest, answer: str, finish: FinishReason | None) -> None:
+    async def closed(self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None) -> None:
         """Nothing is kept."""
 
 

@@ -46,7 +46,7 @@ class GatewaySettings:
     drain_s: how long stop() lets running answers end before it closes them.
     """
 
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int = 8 << 20
     max_concurrent: int = 64
     deadline_s: float = 600.0
     ahead_tokens: int = 32

@@ -316,7 +316,7 @@ class StreamOwner:
         starts = self._fallback_starts(lost.target, at)
         if self._aborted:
             raise AnswerCut(f"the answer was cut at token {at}: {self._aborted}", next_step="ask again") from err
-        if self._losses > self._settings.max_losses or self._attempts.rest_s() <= 0:
+        if self._line.called or self._losses > self._settings.max_losses or self._attempts.rest_s() <= 0:
             raise self._cut_error(at, err) from err
         try:
             live = await race(starts, lambda target: self._begin(target, at), self._cleanup, self._note_failure)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -19,7 +20,8 @@ class ChatRequest:
     prompt: messages for chat; text or token ids for completions. stop: strings that end the answer and are not part of
     it. want_logprobs: the client asked for logprobs, with `top_logprobs` alternatives (sampling.logprobs is then at
     least 1). max_tokens_given: the client set a bound; otherwise sampling.max_tokens is the default and may be cut to
-    what the context holds. response_format and tools are present only where the caller of the parser allowed them.
+    what the context holds. tools, tool_choice, parallel_tool_calls, response_format: as in TextRequest; whether a
+    target can honour them is seen when targets are chosen.
     """
 
     model: str
@@ -33,7 +35,8 @@ class ChatRequest:
     top_logprobs: int = 0
     max_tokens_given: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
-    tool_choice: str | Mapping[str, Any] | None = None
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     response_format: Mapping[str, Any] | None = None
     user: str = ""
 
@@ -44,7 +47,31 @@ class ChatRequest:
 
     def text_request(self) -> TextRequest:
         """What an engine gets: no stop strings, no wire options."""
-        return TextRequest(model=self.model, prompt=self.prompt, sampling=self.sampling)
+        return TextRequest(
+            model=self.model,
+            prompt=self.prompt,
+            sampling=self.sampling,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=self.response_format,
+        )
+
+    @property
+    def has_images(self) -> bool:
+        """Whether some turn has a picture."""
+        return any(message.parts for message in self.messages)
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """Names of the functions that may be called."""
+        return tuple(tool["function"]["name"] for tool in self.tools)
+
+    @property
+    def forced_tool(self) -> str | None:
+        """The one function that must be called, if the client named it."""
+        kind, _, name = self.tool_choice.partition(":")
+        return name if kind == "function" else None
 
 
 @frozen
@@ -56,8 +83,43 @@ class EmbeddingsRequest:
     base64: bool = False
 
 
+def tool_definition(name: str, description: str, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """One entry of `tools`. parameters: JSON schema of the arguments; None for a function without any."""
+    function: dict[str, Any] = {"name": name}
+    if description:
+        function["description"] = description
+    function["parameters"] = parameters if parameters is not None else {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """One entry of Message.tool_calls. arguments: JSON text."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def answer_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON schema that an answer in this format fits."""
+    if response_format["type"] == "json_object":
+        return {"type": "object"}
+    schema: Mapping[str, Any] = response_format["json_schema"].get("schema") or {"type": "object"}
+    return schema
+
+
 def prompt_bytes(prompt: Prompt) -> int:
-    """Size of a prompt: UTF-8 bytes of its text, or four bytes a token id."""
+    """Size of a prompt: UTF-8 bytes of its text, or four bytes a token id. Pictures do not count."""
     if isinstance(prompt, str):
         return len(prompt.encode("utf-8"))
-    return sum(4 if isinstance(item, int) else len(item.content.encode("utf-8")) for item in prompt)
+    return sum(4 if isinstance(item, int) else _message_bytes(item) for item in prompt)
+
+
+def tools_bytes(tools: Sequence[Mapping[str, Any]]) -> int:
+    """Size of tool definitions as JSON."""
+    return sum(len(json.dumps(tool, ensure_ascii=False).encode("utf-8", "replace")) for tool in tools)
+
+
+def _message_bytes(message: Message) -> int:
+    size = len(message.content.encode("utf-8"))
+    for call in message.tool_calls:
+        function = call["function"]
+        size += len(function["name"].encode("utf-8")) + len(function["arguments"].encode("utf-8"))
+    return size

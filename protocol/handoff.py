@@ -9,7 +9,7 @@ unknown fields are ignored. The whole protocol is described in docs/handoff-prot
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from attrs import frozen
@@ -137,6 +137,10 @@ class _PrepareHead:
     hop: int = 0
     traceparent: str = ""
     early: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    response_format: Mapping[str, Any] | None = None
 
 
 def _write_prepare(writer: Writer, frame: Prepare) -> None:
@@ -157,6 +161,10 @@ def _write_prepare(writer: Writer, frame: Prepare) -> None:
         hop=frame.hop,
         traceparent=frame.traceparent,
         early=frame.early,
+        tools=frame.request.tools,
+        tool_choice=frame.request.tool_choice,
+        parallel_tool_calls=frame.request.parallel_tool_calls,
+        response_format=frame.request.response_format,
     )
     writer.piece(encode_document(head))
     _write_ids(writer, ids)
@@ -174,7 +182,16 @@ def _read_prepare(reader: Reader) -> Prepare:
     if head.hop < 0 or (head.messages is not None) + (head.text is not None) + bool(ids) > 1:
         raise reader.wrong("exactly one of messages, text and ids is the prompt", "prompt")
     prompt: Any = head.messages if head.messages is not None else ids if head.text is None else head.text
-    request = TextRequest(model=head.model, prompt=prompt, sampling=head.sampling, prefix=prefix)
+    request = TextRequest(
+        model=head.model,
+        prompt=prompt,
+        sampling=head.sampling,
+        prefix=prefix,
+        tools=head.tools,
+        tool_choice=head.tool_choice,
+        parallel_tool_calls=head.parallel_tool_calls,
+        response_format=head.response_format,
+    )
     return Prepare(request, head.deadline_s, head.vocabulary, head.hop, head.traceparent, head.early)
 
 

@@ -6,15 +6,17 @@ silently dropped; null stands for absent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from protocol.chat import ChatRequest, EmbeddingsRequest
+from protocol.chat import ChatRequest, EmbeddingsRequest, tool_call, tool_definition
 from protocol.decode import load_json
 from protocol.errors import BadRequest, MidstreamError, ProtocolError, TooLarge, Unsupported
-from protocol.text import Message, Prompt, Sampling
+from protocol.images import MAX_IMAGES, from_url
+from protocol.text import ImagePart, Message, Part, Prompt, Sampling, TextPart
 
-MAX_BODY_BYTES = 4 << 20
+MAX_BODY_BYTES = 8 << 20
 MAX_MESSAGES = 2048
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -24,36 +26,25 @@ MAX_TOOLS = 128
 MAX_EMBEDDING_TEXTS = 256
 MAX_PROMPT_IDS = 1 << 18
 DEFAULT_MAX_TOKENS = 512
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-def parse_chat(
-    body: bytes | Mapping[str, Any],
-    *,
-    grammar: bool = False,
-    tools: bool = False,
-    default_max_tokens: int = DEFAULT_MAX_TOKENS,
-) -> ChatRequest:
+def parse_chat(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEFAULT_MAX_TOKENS) -> ChatRequest:
     """Read a body of POST /v1/chat/completions.
 
-    grammar, tools: the way can honour response_format and tools; they are refused otherwise. Raises BadRequest or
-    Unsupported with `field` set to the parameter, TooLarge for a body over MAX_BODY_BYTES.
+    Raises BadRequest or Unsupported with `field` set to the parameter, TooLarge for a body over MAX_BODY_BYTES.
     """
-    fields = _Fields(_object(body))
+    fields = _Fields(load_object(body))
     want_logprobs = fields.flag("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
     if top and not want_logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", field="top_logprobs")
-    chosen_tools = fields.objects("tools", MAX_TOOLS)
-    form = fields.mapping("response_format")
-    if form and form.get("type", "text") == "text":
-        form = None
-    if form and not grammar:
-        raise Unsupported("only response_format text is supported by this model", field="response_format")
-    choice = fields.raw.get("tool_choice")
-    if chosen_tools and choice != "none" and not tools:
-        raise Unsupported("tools are not supported by this model", field="tools")
+    tools, choice = parse_tools(fields.objects("tools", MAX_TOOLS), fields.raw.get("tool_choice"))
+    parallel = fields.raw.get("parallel_tool_calls")
+    if parallel is not None and not isinstance(parallel, bool):
+        raise BadRequest("parallel_tool_calls must be true or false", field="parallel_tool_calls")
     return ChatRequest(
         model=fields.text("model"),
         prompt=_messages(fields.raw.get("messages")),
@@ -61,16 +52,17 @@ def parse_chat(
         endpoint="chat",
         want_logprobs=want_logprobs,
         top_logprobs=top,
-        tools=chosen_tools if tools else (),
-        tool_choice=choice if tools and isinstance(choice, (str, dict)) else None,
-        response_format=form,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel is not False,
+        response_format=_response_format(fields.mapping("response_format")),
         **_shared(fields),
     )
 
 
 def parse_completion(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEFAULT_MAX_TOKENS) -> ChatRequest:
     """Read a body of POST /v1/completions; as `parse_chat`. The prompt is one text or one list of token ids."""
-    fields = _Fields(_object(body))
+    fields = _Fields(load_object(body))
     for name, harmless in (("echo", (False,)), ("suffix", ("",)), ("best_of", (1,))):
         fields.only(name, harmless)
     wanted = fields.raw.get("logprobs")
@@ -88,7 +80,7 @@ def parse_completion(body: bytes | Mapping[str, Any], *, default_max_tokens: int
 
 def parse_embeddings(body: bytes | Mapping[str, Any]) -> EmbeddingsRequest:
     """Read a body of POST /v1/embeddings. Token-id input and `dimensions` are not supported."""
-    fields = _Fields(_object(body))
+    fields = _Fields(load_object(body))
     fields.only("dimensions", ())
     given = fields.raw.get("input")
     texts = [given] if isinstance(given, str) else given
@@ -103,7 +95,8 @@ def parse_embeddings(body: bytes | Mapping[str, Any]) -> EmbeddingsRequest:
     return EmbeddingsRequest(model=fields.text("model"), texts=clean, base64=form == "base64")
 
 
-def _object(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+def load_object(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body as one JSON object. Raises BadRequest, TooLarge over MAX_BODY_BYTES."""
     if isinstance(body, bytes):
         try:
             body = load_json(body, what="the request body", max_bytes=MAX_BODY_BYTES, max_depth=64)
@@ -112,6 +105,57 @@ def _object(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(body, Mapping):
         raise BadRequest("the request body must be a JSON object")
     return body
+
+
+def parse_tools(raw: Sequence[Mapping[str, Any]], choice: Any) -> tuple[tuple[Mapping[str, Any], ...], str]:
+    """Definitions and the choice as ChatRequest has them; `none` takes the tools away. Raises BadRequest."""
+    tools = tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(raw))
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) != len(names):
+        raise BadRequest("two tools have the same name", field="tools")
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if choice.get("type") != "function" or name not in names:
+            raise BadRequest("tool_choice must name a function of tools", field="tool_choice")
+        return tools, f"function:{name}"
+    if choice not in (None, "none", "auto", "required"):
+        raise BadRequest("tool_choice must be none, auto, required or a function", field="tool_choice")
+    if choice == "required" and not tools:
+        raise BadRequest("tool_choice needs tools", field="tool_choice")
+    return ((), "auto") if choice == "none" else (tools, choice or "auto")
+
+
+def _tool(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    function = raw.get("function")
+    if raw.get("type") != "function" or not isinstance(function, Mapping):
+        raise Unsupported("a tool must be of type function", field=f"{path}.type")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise BadRequest("a function's name has 1 to 128 letters, digits, _ . or -", field=f"{path}.function.name")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise BadRequest("parameters must be a JSON schema", field=f"{path}.function.parameters")
+    description = function.get("description")
+    if description is not None and not isinstance(description, str):
+        raise BadRequest("description must be a text", field=f"{path}.function.description")
+    made = tool_definition(name, _clean(description or "", path), parameters)
+    if function.get("strict") is True:
+        made["function"]["strict"] = True
+    return made
+
+
+def _response_format(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    kind = form.get("type", "text") if form else "text"
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "json_object"}
+    if kind != "json_schema":
+        raise Unsupported("response_format is text, json_object or json_schema", field="response_format")
+    named = form.get("json_schema")
+    if not isinstance(named, Mapping) or not isinstance(named.get("schema", {}), Mapping):
+        raise BadRequest("json_schema must hold a schema", field="response_format.json_schema")
+    return {"type": "json_schema", "json_schema": dict(named)}
 
 
 def _shared(fields: _Fields) -> dict[str, Any]:
@@ -195,7 +239,15 @@ def _messages(raw: Any) -> tuple[Message, ...]:
         raise BadRequest("messages must be a non-empty list", field="messages")
     if len(raw) > MAX_MESSAGES:
         raise TooLarge(f"messages has {len(raw)} entries, at most {MAX_MESSAGES} are taken", field="messages")
-    return tuple(_message(item, f"messages[{number}]") for number, item in enumerate(raw))
+    return checked_images(tuple(_message(item, f"messages[{number}]") for number, item in enumerate(raw)))
+
+
+def checked_images(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The same messages. Raises TooLarge for more than MAX_IMAGES pictures."""
+    count = sum(isinstance(part, ImagePart) for message in messages for part in message.parts)
+    if count > MAX_IMAGES:
+        raise TooLarge(f"the request has {count} images, at most {MAX_IMAGES} are taken", field="messages")
+    return messages
 
 
 def _message(raw: Any, path: str) -> Message:
@@ -205,37 +257,61 @@ def _message(raw: Any, path: str) -> Message:
     if not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"role must be one of {', '.join(_ROLES)}", field=f"{path}.role")
     fields = _Fields(raw, path + ".")
-    calls = fields.objects("tool_calls", MAX_TOOLS)
+    listed = fields.objects("tool_calls", MAX_TOOLS)
+    calls = tuple(_call(call, f"{path}.tool_calls[{number}]") for number, call in enumerate(listed))
     content = raw.get("content")
     if content is None and not (role == "assistant" and (calls or raw.get("refusal"))):
         raise BadRequest("content is missing", field=f"{path}.content")
+    text, parts = _content(content, f"{path}.content")
     return Message(
         role=_ROLES[role],
-        content=_content(content, f"{path}.content"),
+        content=text,
         name=fields.optional_text("name"),
         tool_calls=calls,
         tool_call_id=fields.optional_text("tool_call_id"),
+        parts=parts,
     )
 
 
-def _content(raw: Any, path: str) -> str:
+def _call(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    function, id_ = raw.get("function"), raw.get("id")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadRequest("a tool call has a function with a name", field=f"{path}.function")
+    arguments = function.get("arguments", "")
+    if not isinstance(arguments, str):
+        raise BadRequest("arguments must be JSON as a text", field=f"{path}.function.arguments")
+    name = _clean(function["name"], f"{path}.function.name")
+    return tool_call(str(id_ or "")[:256], name, _clean(arguments, f"{path}.function.arguments"))
+
+
+def _content(raw: Any, path: str) -> tuple[str, tuple[Part, ...]]:
+    """The text, and all parts where one of them is a picture."""
     if raw is None:
-        return ""
+        return "", ()
     if isinstance(raw, str):
-        return _clean(raw, path)
+        return _clean(raw, path), ()
     if not isinstance(raw, list) or len(raw) > MAX_MESSAGES:
         raise BadRequest("content must be a text or a list of parts", field=path)
-    texts: list[str] = []
-    for number, part in enumerate(raw):
-        here = f"{path}[{number}]"
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("text", "refusal"):
-            raise Unsupported(f"content parts of type {str(kind)[:32]!r} are not supported", field=here)
-        text = part.get(kind)
+    parts = tuple(_part(part, f"{path}[{number}]") for number, part in enumerate(raw))
+    text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
+    return text, parts if any(isinstance(part, ImagePart) for part in parts) else ()
+
+
+def _part(raw: Any, path: str) -> Part:
+    kind = raw.get("type") if isinstance(raw, Mapping) else None
+    if kind in ("text", "refusal"):
+        text = raw.get(kind)
         if not isinstance(text, str):
-            raise BadRequest(f"{kind} must be a text", field=f"{here}.{kind}")
-        texts.append(_clean(text, f"{here}.{kind}"))
-    return "\n".join(texts)
+            raise BadRequest(f"{kind} must be a text", field=f"{path}.{kind}")
+        return TextPart(_clean(text, f"{path}.{kind}"))
+    if kind == "image_url":
+        image = raw.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        detail = image.get("detail") if isinstance(image, Mapping) else None
+        if not isinstance(url, str) or detail not in (None, "auto", "low", "high"):
+            raise BadRequest("image_url must have a url, and a detail of auto, low or high", field=f"{path}.image_url")
+        return from_url(url, f"{path}.image_url.url", detail or "auto")
+    raise Unsupported(f"content parts of type {str(kind)[:32]!r} are not supported", field=path)
 
 
 def _clean(text: str, path: str) -> str:

@@ -86,7 +86,11 @@ class Token:
 
 @frozen
 class Sampling:
-    """How to choose tokens. Stop strings are absent on purpose: the stream owner applies them, across the seam too."""
+    """How to choose tokens. Stop strings are absent on purpose: the stream owner applies them, across the seam too.
+
+    grammar: GBNF text; json_schema: the answer is JSON that fits this schema. One of them at the most; an engine with
+    TextCapabilities.grammar honours both.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -95,6 +99,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(factory=dict)
     grammar: str | None = None
     logprobs: int = 0
+    json_schema: Mapping[str, Any] | None = None
 
 
 Prompt = Sequence[Message] | str | tuple[int, ...]

@@ -1,10 +1,11 @@
 """Runs of tokens in compact binary form, column by column; the body of handoff frames.
 
     block   = varint first | varint count | flags u8 | columns
-    flags   = bit 0 ids, 1 data, 2 logprob, 3 margin, 4 alternatives; bits 6-7 finish of the last token
+    flags   = bit 0 ids, 1 data, 2 logprob, 3 margin, 4 alternatives, 5 calls; bits 6-7 finish of the last token
     ids     = count x varint(id + 1), 0 for none          data = count x (varint length, bytes)
     logprob, margin = count x f32 big-endian, NaN for none
     alternatives    = count x (varint n, n x (varint length, bytes, f32))
+    calls   = count x (varint(index + 1), 0 for none; then id, name, arguments: varint length, UTF-8 each)
 
 With a shared vocabulary the ids alone are enough (no data column): 2-3 bytes per token.
 """
@@ -16,7 +17,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from protocol.errors import ProtocolError
-from protocol.text import FinishReason, Token
+from protocol.text import CallDelta, FinishReason, Token
 
 MAX_BLOCK_TOKENS = 1 << 16
 MAX_PIECE_BYTES = 4096
@@ -24,7 +25,11 @@ MAX_PIECE_BYTES = 4096
 MAX_ALTERNATIVES = 64
 MAX_VARINT_BYTES = 9
 
-_IDS, _DATA, _LOGPROB, _MARGIN, _ALTERNATIVES = (1 << bit for bit in range(5))
+MAX_CALLS = 128
+MAX_CALL_BYTES = 64 << 10
+"""Of one piece of a call's arguments."""
+
+_IDS, _DATA, _LOGPROB, _MARGIN, _ALTERNATIVES, _CALLS = (1 << bit for bit in range(6))
 _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "tool_calls")
 
 
@@ -119,6 +124,7 @@ def write_tokens(writer: Writer, first: int, tokens: Sequence[Token]) -> None:
         (_LOGPROB, lambda t: writer.f32(t.logprob)),
         (_MARGIN, lambda t: writer.f32(t.margin)),
         (_ALTERNATIVES, lambda t: _write_alternatives(writer, t)),
+        (_CALLS, lambda t: _write_call(writer, t.call)),
     )
     for bit, write in columns:
         if flags & bit:
@@ -131,7 +137,7 @@ def read_tokens(reader: Reader) -> tuple[int, tuple[Token, ...]]:
     first = reader.varint("first", 1 << 40)
     count = reader.varint("count", MAX_BLOCK_TOKENS)
     flags = reader.take(1, "flags")[0]
-    if flags & 0x20 or (count and not flags & (_IDS | _DATA)) or (not count and flags):
+    if (count and not flags & (_IDS | _DATA)) or (not count and flags):
         raise reader.wrong(f"flags are {flags:#x}", "flags")
     if count > reader.left:  # every token takes at least one byte
         raise reader.wrong(f"count is {count}, {reader.left} bytes are left", "count")
@@ -140,6 +146,7 @@ def read_tokens(reader: Reader) -> tuple[int, tuple[Token, ...]]:
     logprobs = [reader.f32("logprob") for _ in range(count)] if flags & _LOGPROB else [None] * count
     margins = [reader.f32("margin") for _ in range(count)] if flags & _MARGIN else [None] * count
     others = [_read_alternatives(reader) for _ in range(count)] if flags & _ALTERNATIVES else [()] * count
+    calls = [_read_call(reader) for _ in range(count)] if flags & _CALLS else [None] * count
     finish = _FINISH[flags >> 6]
     return first, tuple(
         Token(
@@ -150,6 +157,7 @@ def read_tokens(reader: Reader) -> tuple[int, tuple[Token, ...]]:
             margin=margins[number],
             finish=finish if number + 1 == count else None,
             alternatives=others[number],
+            call=calls[number],
         )
         for number in range(count)
     )
@@ -163,6 +171,7 @@ def _flags(tokens: Sequence[Token]) -> int:
         flags |= _LOGPROB if token.logprob is not None else 0
         flags |= _MARGIN if token.margin is not None else 0
         flags |= _ALTERNATIVES if token.alternatives else 0
+        flags |= _CALLS if token.call is not None else 0
     return flags | _DATA if tokens and not flags & (_IDS | _DATA) else flags
 
 
@@ -182,3 +191,26 @@ def _read_alternatives(reader: Reader) -> tuple[tuple[bytes, float], ...]:
         logprob = reader.f32("alternatives.logprob")
         found.append((data, -math.inf if logprob is None else logprob))
     return tuple(found)
+
+
+def _write_call(writer: Writer, call: CallDelta | None) -> None:
+    if call is None:
+        writer.varint(0)
+        return
+    texts = [text.encode("utf-8") for text in (call.id, call.name, call.arguments)]
+    if call.index >= MAX_CALLS or max(map(len, texts)) > MAX_CALL_BYTES:
+        raise ProtocolError(f"a piece of a call has at most {MAX_CALL_BYTES} bytes", field="calls")
+    writer.varint(call.index + 1)
+    for text in texts:
+        writer.piece(text)
+
+
+def _read_call(reader: Reader) -> CallDelta | None:
+    number = reader.varint("calls.index", MAX_CALLS)
+    if not number:
+        return None
+    try:
+        texts = [reader.piece(f"calls.{name}", MAX_CALL_BYTES).decode("utf-8") for name in ("id", "name", "arguments")]
+    except UnicodeDecodeError as err:
+        raise reader.wrong("a call is not UTF-8", "calls") from err
+    return CallDelta(number - 1, *texts)

@@ -36,7 +36,18 @@ from protocol.handoff import (
     decode,
     encode,
 )
-from protocol.text import FinishReason, Message, Sampling, TextCapabilities, TextRequest, Token, Usage
+from protocol.text import (
+    CallDelta,
+    FinishReason,
+    ImagePart,
+    Message,
+    Sampling,
+    TextCapabilities,
+    TextPart,
+    TextRequest,
+    Token,
+    Usage,
+)
 from protocol.token_block import MAX_ALTERNATIVES, MAX_PIECE_BYTES, Reader, Writer, read_tokens, write_tokens
 
 STREAM = bytes(range(16))
@@ -63,6 +74,7 @@ def runs(draw: st.DrawFn, first: int | None = None) -> tuple[int, tuple[Token, .
             margin=draw(st.none() | f32),
             finish=last if number + 1 == size else None,
             alternatives=draw(st.lists(st.tuples(st.binary(max_size=4), f32), max_size=3).map(tuple)),
+            call=draw(st.none() | st.builds(CallDelta, st.integers(0, 9), texts, texts, texts)),
         )
         for number in range(size)
     )
@@ -77,15 +89,26 @@ samplings = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 9), st.floats(-9, 9), max_size=2),
     grammar=st.none() | texts,
     logprobs=st.integers(0, 20),
+    json_schema=st.none() | st.just({"type": "object", "required": ["a"]}),
 )
+pictures = st.builds(ImagePart, texts, st.binary(max_size=9), texts, st.sampled_from(["auto", "low"]))
+parts = st.lists(st.builds(TextPart, texts) | pictures, max_size=2).map(tuple)
 messages = st.lists(
-    st.builds(Message, role=st.sampled_from(["user", "assistant"]), content=texts, name=st.none() | texts),
+    st.builds(Message, role=st.sampled_from(["user", "assistant"]), content=texts, name=st.none() | texts, parts=parts),
     min_size=1,
     max_size=3,
 ).map(tuple)
 prompts = texts | st.lists(ids, min_size=1, max_size=5).map(tuple) | messages
 requests = st.builds(
-    TextRequest, model=texts, prompt=prompts, sampling=samplings, prefix=runs(first=0).map(lambda run: run[1])
+    TextRequest,
+    model=texts,
+    prompt=prompts,
+    sampling=samplings,
+    prefix=runs(first=0).map(lambda run: run[1]),
+    tools=st.lists(st.just({"type": "function", "function": {"name": "f"}}), max_size=1).map(tuple),
+    tool_choice=st.sampled_from(["auto", "required", "function:f"]),
+    parallel_tool_calls=st.booleans(),
+    response_format=st.none() | st.just({"type": "json_object"}),
 )
 capabilities = st.builds(
     TextCapabilities,
@@ -96,6 +119,8 @@ capabilities = st.builds(
     grammar=st.booleans(),
     logprobs=st.booleans(),
     embeds=st.booleans(),
+    images=st.booleans(),
+    tools=st.booleans(),
 )
 frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Prepare, requests, seconds, st.none() | texts, st.integers(0, 3), texts),

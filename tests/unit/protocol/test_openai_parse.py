@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.chat import prompt_bytes
+from protocol.chat import answer_schema, prompt_bytes
 from protocol.errors import BadRequest, MidstreamError, TooLarge, Unsupported
+from protocol.images import MAX_IMAGES, data_url
 from protocol.openai_parse import (
     DEFAULT_MAX_TOKENS,
     MAX_BIASES,
+    MAX_BODY_BYTES,
     MAX_EMBEDDING_TEXTS,
     MAX_MESSAGES,
     MAX_PROMPT_IDS,
@@ -22,9 +25,17 @@ from protocol.openai_parse import (
     parse_completion,
     parse_embeddings,
 )
-from protocol.text import Message
+from protocol.text import ImagePart, Message, TextPart
 
 USER = {"role": "user", "content": "hi"}
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
 
 
 def chat(**fields: Any) -> Any:
@@ -91,12 +102,13 @@ def test_logprobs_without_alternatives_still_ask_the_engine_for_one() -> None:
         ({"n": True}, "n"),
         ({"presence_penalty": 0.1}, "presence_penalty"),
         ({"frequency_penalty": -1}, "frequency_penalty"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"functions": []}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0]"),
+        ({"messages": [image("data:image/png;base64,aGVsbG8=")]}, "messages[0].content[0].image_url.url"),
+        ({"messages": [image("file:///etc/passwd")]}, "messages[0].content[0].image_url.url"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -143,6 +155,16 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], para
         ({"logit_bias": {"x": 1}}, "logit_bias.x"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"tools": {}}, "tools"),
+        ({"tools": [tool("a"), tool("a")]}, "tools"),
+        ({"tools": [tool("a b")]}, "tools[0].function.name"),
+        ({"tools": [tool("a")], "tool_choice": "b"}, "tool_choice"),
+        ({"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool("a")], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+        ({"messages": [image("data:image/png;base64,%")]}, "messages[0].content[0].image_url.url"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
     ],
 )
 def test_wrong_values_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -179,21 +201,49 @@ def test_roles_parts_and_tool_turns() -> None:
     assert request.messages[3].tool_call_id == "c1"
 
 
-def test_a_way_with_grammar_and_tools_gets_them() -> None:
-    body = {
-        "model": "m",
-        "messages": [USER],
-        "tools": [{"type": "function"}],
-        "tool_choice": "auto",
-        "response_format": {"type": "json_object"},
-    }
-    request = parse_chat(body, grammar=True, tools=True)
-    assert (request.tools, request.tool_choice) == (({"type": "function"},), "auto")
-    assert request.response_format == {"type": "json_object"}
+def test_tools_and_formats_arrive_in_one_form() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    request = chat(
+        tools=[tool("weather", schema), tool("time")],
+        tool_choice={"type": "function", "function": {"name": "weather"}},
+        parallel_tool_calls=False,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    )
+    assert request.tool_names == ("weather", "time")
+    assert request.tools[0]["function"]["parameters"] == schema
+    assert request.tools[1]["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert (request.tool_choice, request.forced_tool, request.parallel_tool_calls) == (
+        "function:weather",
+        "weather",
+        False,
+    )
+    assert request.response_format is not None
+    assert answer_schema(request.response_format) == schema
+    sent = request.text_request()
+    assert (sent.tools, sent.tool_choice, sent.response_format) == (
+        request.tools,
+        "function:weather",
+        request.response_format,
+    )
 
 
 def test_tools_that_must_not_be_used_are_no_obstacle() -> None:
-    assert chat(tools=[{"type": "function"}], tool_choice="none").tools == ()
+    assert chat(tools=[tool("a")], tool_choice="none").tools == ()
+
+
+def test_pictures_keep_their_place_among_the_texts() -> None:
+    png = b"\x89PNG\r\n\x1a\n..."
+    url = "data:image/jpeg;base64," + base64.b64encode(png).decode()
+    parts = [{"type": "text", "text": "what is"}, *image(url)["content"], {"type": "text", "text": "this?"}]
+    request = chat(messages=[{"role": "user", "content": parts}, image("https://example.org/a.png"), USER])
+    first, second, third = request.messages
+    assert first.content == "what is\nthis?"
+    assert first.parts == (TextPart("what is"), ImagePart("image/png", png), TextPart("this?"))
+    assert second.parts == (ImagePart(url="https://example.org/a.png"),)
+    assert (third.parts, request.has_images) == ((), True)
+    assert data_url(first.parts[1]) == "data:image/png;base64," + base64.b64encode(png).decode()  # type: ignore[arg-type]
+    with pytest.raises(TooLarge):
+        chat(messages=[image("https://example.org/a.png")] * (MAX_IMAGES + 1))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +256,7 @@ def test_bodies_that_are_no_object(body: bytes) -> None:
 
 def test_an_oversized_body() -> None:
     with pytest.raises(TooLarge):
-        parse_chat(b" " * ((4 << 20) + 1))
+        parse_chat(b" " * (MAX_BODY_BYTES + 1))
 
 
 class TestCompletion:
