@@ -56,7 +56,7 @@ ENGINES: Mapping[str, Engine] = {
     "llama_server": Engine("engines.llama_server:LlamaServerEngine", ("xllamacpp",), ("xllamacpp",), "llama"),
     "llama_cpp": Engine("engines.llama_cpp:LlamaCppEngine", ("llama-cpp-python",), ("llama_cpp",), "llama-native"),
     "llama_server_url": Engine("engines.llama_server:LlamaServerUrlEngine"),
-    "openai_compat": Engine("engines.openai_compat:OpenAICompatEngine"),
+    "openai_compat": Engine("engines.upstream:UpstreamEngine"),
 }
 
 

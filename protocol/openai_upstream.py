@@ -1,98 +1,223 @@
-"""The client's side of OpenAI's API: bodies for an upstream server, and what its chunks and errors say.
+"""The client's side of OpenAI's API: bodies for an upstream server, and what its chunks say.
 
-Knows what vLLM, llama-server, Ollama and vendors have in common; a server that sends more is read all the same.
+Knows what vLLM, llama-server, Ollama and vendors have in common; their differences are rows of protocol.vendors. A
+server that sends more is read all the same.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, frozen
 
-from protocol.decode import load_json
-from protocol.errors import (
-    BadRequest,
-    ContextOverflow,
-    EngineError,
-    Full,
-    LinkError,
-    MidstreamError,
-    NotAllowed,
-    NotFound,
-    ProtocolError,
-)
+from protocol.errors import EngineError, MidstreamError, ProtocolError, Unsupported
 from protocol.openai_wire import dump
-from protocol.text import FinishReason, Message, Sampling, Usage
+from protocol.text import CallDelta, FinishReason, ImagePart, Message, Sampling, TextRequest, Usage
+from protocol.upstream import (
+    Dialect,
+    EventReader,
+    Features,
+    UpstreamDelta,
+    UpstreamPiece,
+    UpstreamReader,
+    WireCall,
+    count_of,
+    error_for,
+    error_from,
+    load,
+    text_of,
+    turns_of,
+)
+from protocol.vendors import VENDORS, Vendor
 
-MAX_REPLY_BYTES = 16 << 20
-MAX_ERROR_CHARS = 500
+Json = dict[str, Any]
 
 
 @frozen
-class UpstreamPiece:
-    """A token as an upstream reported it in logprobs. `data` is exact when the server sends bytes."""
+class OpenAICodec:
+    """UpstreamCodec for OpenAI's form as `vendor` has it."""
 
-    data: bytes
-    logprob: float | None
-    id: int | None = None
-    alternatives: tuple[tuple[bytes, float], ...] = ()
+    vendor: Vendor = VENDORS["openai_compat"]
+
+    @property
+    def dialect(self) -> Dialect:
+        return "openai"
+
+    @property
+    def features(self) -> Features | None:
+        vendor = self.vendor
+        if vendor.continues is None:
+            return None
+        return Features(vendor.continues, vendor.logprobs, images=vendor.images)
+
+    @property
+    def models_path(self) -> str:
+        return self.vendor.models_path
+
+    @property
+    def embeddings_path(self) -> str:
+        return self.vendor.embeddings_path
+
+    def call(self, model: str, request: TextRequest, *, stream: bool) -> WireCall:
+        left = max(1, request.sampling.max_tokens - len(request.prefix))
+        sampling = evolve(request.sampling, max_tokens=left)
+        answer, turns = text_of(request.prefix), turns_of(request)
+        if not turns:
+            return self._completion(model, request, sampling, answer, stream)
+        document: Json = {"model": model, "messages": self._messages(turns, answer)}
+        document.update(self._sampling(model, sampling, stream), **self.vendor.extra)
+        if sampling.logprobs:
+            self._needs(self.vendor.logprobs, "logprobs")
+            document.update(logprobs=True, top_logprobs=sampling.logprobs)
+        document.update(self._tools(request))
+        if request.response_format:
+            kind = request.response_format.get("type")
+            self._needs(self.vendor.schemas or kind != "json_schema", "response_format")
+            document["response_format"] = request.response_format
+        if answer:
+            document.update(self.vendor.continue_fields)
+        path = (self.vendor.continue_path if answer else "") or self.vendor.chat_path
+        return WireCall(path, dump(document))
+
+    def reader(self, request: TextRequest) -> UpstreamReader:
+        return _Reader(self.vendor.failing_finishes)
+
+    def whole(self, body: bytes) -> UpstreamDelta:
+        return parse_chunk(body, self.vendor.failing_finishes)
+
+    def authorize(self, key: str) -> Mapping[str, str]:
+        return {"authorization": f"Bearer {key}"}
+
+    def error(self, status: int, headers: Mapping[str, str], body: bytes) -> MidstreamError:
+        return error_for(status, headers, body)
+
+    def _completion(self, model: str, request: TextRequest, sampling: Sampling, answer: str, stream: bool) -> WireCall:
+        self._needs(bool(self.vendor.completions_path), "prompt")
+        prompt: str | list[int]
+        if isinstance(request.prompt, str):
+            prompt = request.prompt + answer
+        else:
+            prompt = [part for part in request.prompt if isinstance(part, int)]
+            if answer:
+                raise Unsupported("a prompt of ids cannot be continued by text", field="prefix")
+        document: Json = {"model": model, "prompt": prompt, **self._sampling(model, sampling, stream)}
+        if sampling.logprobs:
+            document["logprobs"] = sampling.logprobs
+        return WireCall(self.vendor.completions_path, dump(document))
+
+    def _needs(self, able: bool, field: str) -> None:
+        if not able:
+            raise Unsupported(f"{self.vendor.name} does not take {field}", field=field)
+
+    def _messages(self, turns: Sequence[Message], answer: str) -> list[Json]:
+        ordered = list(turns)
+        if self.vendor.system == "first":
+            ordered = system_first(ordered)
+        if self.vendor.merge_turns:
+            ordered = merged(ordered)
+        found = [self._turn(message) for message in ordered]
+        if answer:
+            if self.vendor.continues == "no":
+                raise Unsupported(f"{self.vendor.name} cannot continue an answer", next_step="start the answer there")
+            found.append({"role": "assistant", "content": answer, **self.vendor.continue_mark})
+        return found
+
+    def _turn(self, message: Message) -> Json:
+        turn: Json = {"role": message.role, "content": message.content}
+        if message.parts:
+            self._needs(self.vendor.images, "messages")
+            turn["content"] = [_part(part) for part in message.parts]
+        if message.name is not None:
+            turn["name"] = message.name
+        if message.tool_calls:
+            turn["tool_calls"] = list(message.tool_calls)
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        return turn
+
+    def _sampling(self, model: str, sampling: Sampling, stream: bool) -> Json:
+        vendor = self.vendor
+        fields: Json = {}
+        if not (vendor.name == "openai" and _reasons(model)):
+            fields.update(self._temperature(sampling.temperature), top_p=sampling.top_p)
+        fields[vendor.max_tokens_field] = sampling.max_tokens
+        fields["stream"] = stream
+        if stream and vendor.stream_usage:
+            fields["stream_options"] = {"include_usage": True}
+        if sampling.seed is not None and vendor.seed:  # a seed is best effort everywhere
+            fields["seed"] = sampling.seed
+        if sampling.logit_bias:
+            self._needs(vendor.logit_bias, "logit_bias")
+            fields["logit_bias"] = {str(key): value for key, value in sampling.logit_bias.items()}
+        return fields
+
+    def _temperature(self, wanted: float) -> Json:
+        vendor = self.vendor
+        if wanted == 0 and vendor.zero_temperature is not None:
+            return dict(vendor.zero_temperature)
+        most = vendor.temperature_most
+        if vendor.temperature_below is not None:
+            most = min(most, vendor.temperature_below - 0.01)
+        return {"temperature": min(wanted, most)}
+
+    def _tools(self, request: TextRequest) -> Json:
+        if not request.tools:
+            return {}
+        fields: Json = {"tools": list(request.tools)}
+        choice = request.tool_choice
+        if choice.startswith("function:"):
+            self._needs(self.vendor.forced_tools != "no", "tool_choice")
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.removeprefix("function:")}}
+        elif choice != "auto":
+            self._needs(self.vendor.forced_tools == "any" or choice != "required", "tool_choice")
+            fields["tool_choice"] = choice
+        if not request.parallel_tool_calls:
+            fields["parallel_tool_calls"] = False
+        return fields
 
 
-@frozen
-class UpstreamDelta:
-    """One chunk: new text, tokens when the server names them, the end, the usage."""
+class _Reader(EventReader):
+    def __init__(self, failing: frozenset[str]) -> None:
+        super().__init__()
+        self._failing = failing
 
-    text: str = ""
-    pieces: tuple[UpstreamPiece, ...] = ()
-    finish: FinishReason | None = None
-    usage: Usage | None = None
-    tool_calls: tuple[Mapping[str, Any], ...] = ()
-    token_ids: tuple[int, ...] = ()
-    extra: Mapping[str, Any] = field(factory=dict)
+    def read(self, data: str) -> UpstreamDelta:
+        return parse_chunk(data, self._failing)
 
 
-def chat_body(
-    model: str,
-    messages: Sequence[Message],
-    sampling: Sampling,
-    *,
-    stream: bool = True,
-    extra: Mapping[str, Any] | None = None,
-) -> bytes:
-    """Body for POST /v1/chat/completions; usage is always asked for. `extra` adds server-specific fields."""
-    document: dict[str, Any] = {"model": model, "messages": [_turn(message) for message in messages]}
-    document.update(_sampling_fields(sampling, stream))
-    if sampling.logprobs:
-        document.update(logprobs=True, top_logprobs=sampling.logprobs)
-    return dump({**document, **(extra or {})})
+def system_first(turns: Sequence[Message]) -> list[Message]:
+    """System turns as one, before all others."""
+    system = [turn for turn in turns if turn.role == "system"]
+    rest = [turn for turn in turns if turn.role != "system"]
+    return [Message("system", "\n\n".join(turn.content for turn in system)), *rest] if system else rest
 
 
-def completion_body(
-    model: str,
-    prompt: str | Sequence[int],
-    sampling: Sampling,
-    *,
-    stream: bool = True,
-    extra: Mapping[str, Any] | None = None,
-) -> bytes:
-    """Body for POST /v1/completions with a text or token ids as prompt."""
-    document: dict[str, Any] = {"model": model, "prompt": prompt if isinstance(prompt, str) else list(prompt)}
-    document.update(_sampling_fields(sampling, stream))
-    if sampling.logprobs:
-        document["logprobs"] = sampling.logprobs
-    return dump({**document, **(extra or {})})
+def merged(turns: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role joined, where they are text alone."""
+    found: list[Message] = []
+    for turn in turns:
+        last = found[-1] if found else None
+        plain = not (turn.parts or turn.tool_calls or turn.tool_call_id or turn.name)
+        if last is not None and plain and last.role == turn.role and not (last.parts or last.tool_calls or last.name):
+            found[-1] = evolve(last, content=f"{last.content}\n\n{turn.content}")
+        else:
+            found.append(turn)
+    return found
 
 
-def parse_chunk(data: str | bytes) -> UpstreamDelta:
+def data_url(part: ImagePart) -> str:
+    """The picture's address, or its bytes as one (RFC 2397)."""
+    return part.url or f"data:{part.media_type};base64,{base64.b64encode(part.data).decode('ascii')}"
+
+
+def parse_chunk(data: str | bytes, failing: frozenset[str] = frozenset()) -> UpstreamDelta:
     """Read one chunk, or a whole answer that was not streamed.
 
-    Raises the upstream's error when the chunk carries one, ProtocolError when it is not a chunk.
+    Raises the upstream's error when the chunk carries one or a `failing` finish reason, ProtocolError when it is none.
     """
-    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    document = load_json(raw, what="an upstream chunk", max_bytes=MAX_REPLY_BYTES, max_depth=64)
-    if not isinstance(document, dict):
-        raise ProtocolError("an upstream chunk must be an object")
+    document = load(data)
     if document.get("error"):
         raise error_from(0, document["error"])
     choices = document.get("choices")
@@ -102,75 +227,54 @@ def parse_chunk(data: str | bytes) -> UpstreamDelta:
     delta = choice.get("delta") or choice.get("message") or {}
     if not isinstance(delta, dict):
         raise ProtocolError("a delta must be an object", field="choices[0].delta")
+    if choice.get("finish_reason") in failing:
+        raise EngineError(f"the upstream ended with {choice['finish_reason']}")
     text = delta.get("content") if delta else choice.get("text")
-    calls = delta.get("tool_calls")
     return UpstreamDelta(
         text=text if isinstance(text, str) else "",
         pieces=_pieces(choice.get("logprobs")),
         finish=_finish(choice.get("finish_reason")),
-        usage=_usage(document.get("usage")),
-        tool_calls=tuple(c for c in calls if isinstance(c, dict)) if isinstance(calls, list) else (),
+        # Moonshot's usage stands inside the choice.
+        usage=_usage(document.get("usage")) or _usage(choice.get("usage")),
+        calls=_calls(delta.get("tool_calls")),
         token_ids=_ids(choice.get("token_ids")),
+        reasoning=_text(delta.get("reasoning_content")) or _text(delta.get("reasoning")),
         extra={key: document[key] for key in ("midstream", "timings") if key in document},
     )
 
 
-def error_for(status: int, headers: Mapping[str, str], body: bytes) -> MidstreamError:
-    """The error that a reply with status >= 400 stands for."""
-    try:
-        document = load_json(body, what="an upstream error")
-    except MidstreamError:
-        document = {}
-    found = document.get("error", document) if isinstance(document, dict) else {}
-    return error_from(status, found, retry_after_s=_seconds(headers.get("retry-after")))
+def _part(part: Any) -> Json:
+    if isinstance(part, ImagePart):
+        return {"type": "image_url", "image_url": {"url": data_url(part), "detail": part.detail}}
+    return {"type": "text", "text": part.text}
 
 
-def error_from(status: int, found: Any, retry_after_s: float | None = None) -> MidstreamError:
-    """From an `error` object or text; status 0 when it came inside a stream."""
-    fields = found if isinstance(found, dict) else {"message": found}
-    text = str(fields.get("message") or f"the upstream answered {status}")[:MAX_ERROR_CHARS]
-    code, kind = str(fields.get("code") or ""), str(fields.get("type") or "")
-    if "context_length_exceeded" in code or "exceed_context_size" in kind:
-        return ContextOverflow(
-            prompt_tokens=_count(fields.get("n_prompt_tokens")), context_tokens=_count(fields.get("n_ctx"))
+def _reasons(model: str) -> bool:
+    """OpenAI's reasoning models refuse sampling parameters."""
+    return model.startswith(("o1", "o3", "o4", "gpt-5"))
+
+
+def _text(raw: Any) -> str:
+    return raw if isinstance(raw, str) else ""
+
+
+def _calls(raw: Any) -> tuple[CallDelta, ...]:
+    if not isinstance(raw, list):
+        return ()
+    found = []
+    for number, call in enumerate(item for item in raw if isinstance(item, dict)):
+        function = call.get("function")
+        function = function if isinstance(function, dict) else {}
+        index = call.get("index")
+        found.append(
+            CallDelta(
+                index=index if type(index) is int and index >= 0 else number,
+                id=_text(call.get("id")),
+                name=_text(function.get("name")),
+                arguments=_text(function.get("arguments")),
+            )
         )
-    if status in (429, 503) or kind in ("overloaded_error", "rate_limit_exceeded", "unavailable_error"):
-        return Full(text, retry_after_s=retry_after_s or 1.0)
-    if status in (401, 403) or kind in ("permission_error", "authentication_error"):
-        return NotAllowed(text, next_step="check the API key for this upstream")
-    if status == 404 or kind == "not_found_error":
-        return NotFound(text, field="model")
-    if 400 <= status < 500 or kind == "invalid_request_error":
-        param = fields.get("param")
-        return BadRequest(text, field=param if isinstance(param, str) else None)
-    return LinkError(text) if status in (502, 504) else EngineError(text)
-
-
-def _turn(message: Message) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        turn["name"] = message.name
-    if message.tool_calls:
-        turn["tool_calls"] = list(message.tool_calls)
-    if message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
-    return turn
-
-
-def _sampling_fields(sampling: Sampling, stream: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "stream": stream,
-    }
-    if stream:
-        fields["stream_options"] = {"include_usage": True}
-    if sampling.seed is not None:
-        fields["seed"] = sampling.seed
-    if sampling.logit_bias:
-        fields["logit_bias"] = {str(key): value for key, value in sampling.logit_bias.items()}
-    return fields
+    return tuple(found)
 
 
 def _pieces(raw: Any) -> tuple[UpstreamPiece, ...]:
@@ -223,17 +327,11 @@ def _usage(raw: Any) -> Usage | None:
     if not isinstance(raw, dict):
         return None
     details = raw.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    return Usage(_count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens")), _count(cached))
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    # DeepSeek and Moonshot tell cached tokens in a field of their own.
+    cached = cached or raw.get("prompt_cache_hit_tokens") or raw.get("cached_tokens")
+    return Usage(count_of(raw.get("prompt_tokens")), count_of(raw.get("completion_tokens")), count_of(cached))
 
 
 def _ids(raw: Any) -> tuple[int, ...]:
     return tuple(item for item in raw if type(item) is int) if isinstance(raw, list) else ()
-
-
-def _count(raw: Any) -> int:
-    return raw if type(raw) is int and raw >= 0 else 0
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text and text.isascii() and text.isdigit() and len(text) < 7 else None

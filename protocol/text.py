@@ -114,6 +114,7 @@ class TextRequest:
     tools: definitions as in OpenAI's API (`{"type": "function", "function": {...}}`). tool_choice: `auto`, `required`
     or the name of the one function to call, after a colon (`function:NAME`). response_format: `json_object` or
     `json_schema` as in OpenAI's API. An engine that knows none of these is given a prompt and a grammar instead.
+    tenant: whose keys a provider is asked with; it crosses no wire.
     """
 
     model: str
@@ -124,6 +125,7 @@ class TextRequest:
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     response_format: Mapping[str, Any] | None = None
+    tenant: str = ""
 
 
 @frozen

@@ -12,12 +12,12 @@ from attrs import frozen
 from engines.fakes_text import FakeTextEngine
 from engines.llama_cpp import EmbeddedLlamaCpp, LlamaCppEngine
 from engines.llama_server import EmbeddedLlamaServer, LlamaServerEngine, LlamaServerUrlEngine
-from engines.openai_compat import OpenAICompatEngine
 from engines.peer import PeerEngine
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import TextEngine
 from engines.queued_text import QueuedTextEngine
 from engines.slowed_text import SlowedTextEngine
+from engines.upstream import UpstreamEngine
 from links.http import HttpLink
 from links.http_server import serve
 from links.memory import MemoryStream, memory_stream_pair
@@ -120,7 +120,7 @@ async def queued(model_file: ModelFile) -> AsyncIterator[Made]:
 async def openai_compatible(model_file: ModelFile) -> AsyncIterator[Made]:
     async with word_server() as url:
         link = HttpLink("words", url)
-        engine = OpenAICompatEngine(link, "words", max_open=2)
+        engine = UpstreamEngine(link, "words", max_open=2)
         yield Made(engine, exact=True, by_text=True)
         await engine.close()
         await link.close()

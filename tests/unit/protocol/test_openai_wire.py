@@ -25,7 +25,7 @@ from protocol.errors import (
     NotFound,
     ProtocolError,
 )
-from protocol.openai_upstream import chat_body, completion_body, error_for, parse_chunk
+from protocol.openai_upstream import OpenAICodec, parse_chunk
 from protocol.openai_wire import (
     AnswerHead,
     chunk,
@@ -41,7 +41,8 @@ from protocol.openai_wire import (
     response,
     usage_chunk,
 )
-from protocol.text import Message, Sampling, Token, Usage
+from protocol.text import Message, Sampling, TextRequest, Token, Usage
+from protocol.upstream import error_for
 
 CHAT = AnswerHead("id1", "m", 5)
 TEXT = AnswerHead("id1", "m", 5, "completion")
@@ -162,7 +163,8 @@ def test_half_a_surrogate_pair_never_breaks_an_answer() -> None:
     body = error_body(caught.value)[2]
     assert json.loads(body.decode("utf-8"))["error"]["param"] == "logit_bias.\ud800"
     calls = ({"id": "\ud800"},)
-    assert json.loads(chat_body("m", [Message("assistant", "", tool_calls=calls)], Sampling()))
+    request = TextRequest("m", [Message("assistant", "", tool_calls=calls)])
+    assert json.loads(OpenAICodec().call("m", request, stream=True).body)
 
 
 class TestUpstream:
@@ -170,14 +172,18 @@ class TestUpstream:
 
     def test_bodies_always_ask_for_usage(self) -> None:
         sampling = Sampling(seed=3, max_tokens=7, logprobs=2, logit_bias={5: 1.0})
-        body = json.loads(chat_body("m", [Message("user", "hi", name="ann")], sampling, extra={"cache_prompt": True}))
+        codec = OpenAICodec()
+
+        def sent(prompt: Any, stream: bool = True) -> Any:
+            return json.loads(codec.call("m", TextRequest("m", prompt, sampling), stream=stream).body)
+
+        body = sent([Message("user", "hi", name="ann")])
         assert body["stream_options"] == {"include_usage": True}
         assert (body["seed"], body["max_tokens"], body["logprobs"], body["top_logprobs"]) == (3, 7, True, 2)
         assert body["logit_bias"] == {"5": 1.0}
         assert body["messages"] == [{"role": "user", "content": "hi", "name": "ann"}]
-        assert body["cache_prompt"] is True
-        assert json.loads(completion_body("m", (1, 2), sampling, stream=False))["prompt"] == [1, 2]
-        assert "stream_options" not in json.loads(completion_body("m", "p", sampling, stream=False))
+        assert sent((1, 2), stream=False)["prompt"] == [1, 2]
+        assert "stream_options" not in sent("p", stream=False)
 
     def test_our_own_chunks_come_back(self) -> None:
         logprobs = logprobs_object("chat", TOKENS[:1], 2)

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint (vLLM, Ollama, llama-server, a vendor) as a TextEngine over a Link.
+"""Any model server (vLLM, Ollama, llama-server, a vendor) as a TextEngine: a wire codec over a Link.
 
 Such a server prefills and generates in one request, so `prepare` opens the stream and waits for its first content:
 refusals and overload show before anything was promised. Tokens are its chunks, or the pieces of its logprobs where it
@@ -13,12 +13,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from attrs import evolve
 
 from engines.credit import Credit
-from engines.pieces import unfinished_bytes
 from engines.port import Continuation, EngineLoad
 from links.port import Link, RejectedStatus
 from protocol.clock import Clock
@@ -31,24 +30,36 @@ from protocol.errors import (
     ProtocolError,
     Unsupported,
 )
-from protocol.openai_upstream import UpstreamDelta, UpstreamPiece, chat_body, completion_body, error_for, parse_chunk
-from protocol.sse import SseParser
+from protocol.openai_upstream import OpenAICodec
 from protocol.text import FinishReason, Message, Sampling, TextCapabilities, TextRequest, Token, Usage
+from protocol.upstream import UpstreamCodec, UpstreamDelta, UpstreamPiece, WireCall
 
 CALL_S = 30.0
 EXTEND_S = 300.0
 BUFFERED_TOKENS = 64
-CONTINUE_FIELDS = {"continue_final_message": True, "add_generation_prompt": False}
-_COUNTING = (Message("user", "Count."), Message("assistant", "One, two, three, four, five,"))
+_COUNTING = (Message("user", "Count."),)
+_COUNTED = Token(0, None, b"One, two, three, four, five,")
+_TOOL = {"type": "function", "function": {"name": "noop", "parameters": {"type": "object", "properties": {}}}}
 
 
-class OpenAICompatEngine:
+@runtime_checkable
+class TenantLinks(Protocol):
+    """A Link that asks with another key for each tenant."""
+
+    def for_tenant(self, tenant: str) -> Link:
+        """The same server, asked with the tenant's own keys where it has some."""
+        ...
+
+
+class UpstreamEngine:
     """TextEngine over chat and text completions.
 
     Args:
-        link: its base URL is the server's, without /v1.
+        link: its base URL is the server's, without the codec's paths.
         model: name at the server.
-        continues: whether an answer can be continued; None asks the server at first use (two short requests).
+        codec: the server's wire form.
+        continues: whether an answer can be continued; None: as the codec says, or else the server is asked at first
+            use (a few short requests).
         context_tokens: what the model's context holds, where the server's model list does not say.
         max_open: more generations at once are refused with Full.
         silence_s: longest wait for the next chunk.
@@ -60,6 +71,7 @@ class OpenAICompatEngine:
         model: str,
         api_key: str | None = None,
         *,
+        codec: UpstreamCodec | None = None,
         continues: Literal["text", "no"] | None = None,
         context_tokens: int = 32_768,
         max_open: int = 16,
@@ -67,16 +79,17 @@ class OpenAICompatEngine:
         clock: Clock = time.monotonic,
     ) -> None:
         self.model = model
+        self.codec: UpstreamCodec = codec or OpenAICodec()
         self._link = link
-        self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        self._headers = {"content-type": "application/json"}
         if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+            self._headers.update(self.codec.authorize(api_key))
         self._continues: Literal["text", "no"] | None = continues
         self._context_tokens = context_tokens
         self._max_open = max_open
         self._silence_s = silence_s
         self._clock = clock
-        self._open: set[CompatContinuation] = set()
+        self._open: set[UpstreamContinuation] = set()
         self._capabilities: TextCapabilities | None = None
         self._probing = asyncio.Lock()
 
@@ -91,7 +104,7 @@ class OpenAICompatEngine:
             raise Full(f"{len(self._open)} requests to {self._link.name} are open", retry_after_s=1.0)
         if request.sampling.grammar or request.sampling.json_schema is not None:
             raise Unsupported("grammars cannot be sent to this server", field="grammar")
-        continuation = CompatContinuation(self, request)
+        continuation = UpstreamContinuation(self, request)
         self._open.add(continuation)
         try:
             await continuation.prefill(deadline_s)
@@ -104,7 +117,9 @@ class OpenAICompatEngine:
         raise Unsupported("this server does not share its tokenizer", next_step="count with another engine")
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        answer = await self._call("/v1/embeddings", {"model": self.model, "input": list(texts)})
+        if not self.codec.embeddings_path:
+            raise Unsupported(f"{self._link.name} makes no embeddings", next_step="use another target", field="model")
+        answer = await self._call(self.codec.embeddings_path, {"model": self.model, "input": list(texts)})
         try:
             vectors = [tuple(float(value) for value in one["embedding"]) for one in answer["data"]]
         except (KeyError, TypeError, ValueError) as err:
@@ -121,7 +136,7 @@ class OpenAICompatEngine:
         for continuation in tuple(self._open):
             await continuation.close()
 
-    def forget(self, continuation: CompatContinuation) -> None:
+    def forget(self, continuation: UpstreamContinuation) -> None:
         """A continuation closed itself."""
         self._open.discard(continuation)
 
@@ -129,72 +144,72 @@ class OpenAICompatEngine:
     def clock(self) -> Clock:
         return self._clock
 
-    async def body(self, request: TextRequest, prefix: Sequence[Token]) -> tuple[str, bytes]:
-        """Path and body of one streamed request. Raises Unsupported when an answer cannot be continued there."""
-        left = max(1, request.sampling.max_tokens - len(prefix))
-        sampling = evolve(request.sampling, max_tokens=left)
-        answer = _text(prefix)
-        if isinstance(request.prompt, str):
-            return "/v1/completions", completion_body(self.model, request.prompt + answer, sampling)
-        messages = [part for part in request.prompt if isinstance(part, Message)]
-        if not messages:
-            ids = [part for part in request.prompt if isinstance(part, int)]
-            if answer:
-                raise Unsupported("a prompt of ids cannot be continued by text", field="prefix")
-            return "/v1/completions", completion_body(self.model, ids, sampling)
-        if not answer:
-            return "/v1/chat/completions", chat_body(self.model, messages, sampling)
-        if (await self.capabilities()).continues == "no":
+    async def call(self, request: TextRequest) -> WireCall:
+        """One streamed request. Raises Unsupported when an answer cannot be continued there."""
+        if request.prefix and (await self.capabilities()).continues == "no":
             raise Unsupported(f"{self._link.name} cannot continue an answer", next_step="start the answer there")
-        messages = [*messages, Message("assistant", answer)]
-        return "/v1/chat/completions", chat_body(self.model, messages, sampling, extra=CONTINUE_FIELDS)
+        return self.codec.call(self.model, request, stream=True)
 
-    async def deltas(self, path: str, body: bytes) -> AsyncIterator[UpstreamDelta]:
-        """Chunks of one stream until [DONE] or its end."""
-        parser = SseParser()
+    async def deltas(self, call: WireCall, request: TextRequest) -> AsyncIterator[UpstreamDelta]:
+        """What the chunks of one stream say, until it says that it ended or is over."""
+        reader = self.codec.reader(request)
+        headers = {**self._headers, "accept": "text/event-stream", **call.headers}
+        lines = self._link_for(request).lines(call.path, headers, call.body, self._silence_s)
         try:
-            async with aclosing(self._link.lines(path, self._headers, body, self._silence_s)) as chunks:  # type: ignore[type-var]
+            async with aclosing(lines) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
-                    for event in parser.feed(chunk):
-                        if event.done:
-                            return
-                        yield parse_chunk(event.data)
+                    for delta in reader.feed(chunk):
+                        yield delta
+                    if reader.ended:
+                        return
         except RejectedStatus as err:
-            raise error_for(err.status, err.headers, err.body) from err
+            raise self.codec.error(err.status, err.headers, err.body) from err
+
+    def _link_for(self, request: TextRequest) -> Link:
+        return self._link.for_tenant(request.tenant) if isinstance(self._link, TenantLinks) else self._link
 
     async def _call(self, path: str, body: dict[str, Any] | None) -> Any:
         method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
         reply = await self._link.exchange(path, self._headers, data, CALL_S, method)
         if reply.status > 399:
-            raise error_for(reply.status, reply.headers, reply.body)
+            raise self.codec.error(reply.status, reply.headers, reply.body)
         try:
             return json.loads(reply.body)
         except ValueError as err:
             raise ProtocolError(f"{self._link.name} sent something that is not JSON", field="body") from err
 
     async def _probe(self) -> TextCapabilities:
+        known = self.codec.features
+        if known is not None:
+            return self._told(self._continues or known.continues, known.logprobs, known.tools, known.images)
         continues, logprobs = self._continues, False
         try:
             plain = await self._short(logprobs=True)
             logprobs = bool(plain.pieces)
         except (BadRequest, Unsupported):
-            plain = await self._short(logprobs=False)
+            plain = await self._short()
         if continues is None:
             continues = await self._probe_continuing(plain)
+        told = self._told(continues, logprobs, await self._takes_tools(), True)
+        return evolve(told, context_tokens=await self._probe_context(), embeds=await self._probe_embeds())
+
+    def _told(self, continues: Literal["text", "no"], logprobs: bool, tools: bool, images: bool) -> TextCapabilities:
         return TextCapabilities(
             vocabulary=None,
             template=None,
-            context_tokens=await self._probe_context(),
+            context_tokens=self._context_tokens,
             continues=continues,
             grammar=False,
             logprobs=logprobs,
-            embeds=await self._probe_embeds(),
+            embeds=bool(self.codec.embeddings_path) and "embed" in self.model.lower(),
+            images=images,
+            tools=tools,
         )
 
     async def _probe_continuing(self, plain: UpstreamDelta) -> Literal["text", "no"]:
         """A continued turn has fewer prompt tokens than a new one, or counts on; an ignored wish does neither."""
         try:
-            continued = await self._short(extra=CONTINUE_FIELDS)
+            continued = await self._short(prefix=(_COUNTED,))
         except MidstreamError as err:
             if isinstance(err, Full | LinkClosed | LinkTimeout):
                 raise
@@ -202,6 +217,14 @@ class OpenAICompatEngine:
         if plain.usage and continued.usage and continued.usage.prompt_tokens < plain.usage.prompt_tokens:
             return "text"
         return "text" if continued.text.strip().lower().startswith("six") else "no"
+
+    async def _takes_tools(self) -> bool:
+        """Servers without a tool parser refuse them."""
+        try:
+            await self._short(tools=True)
+        except (BadRequest, Unsupported, ProtocolError):
+            return False
+        return True
 
     async def _probe_embeds(self) -> bool:
         """One short text; a server without embeddings, or without them for this model, refuses it."""
@@ -213,17 +236,22 @@ class OpenAICompatEngine:
             return False
         return True
 
-    async def _short(self, *, logprobs: bool = False, extra: dict[str, Any] | None = None) -> UpstreamDelta:
-        sampling = Sampling(max_tokens=2, logprobs=1 if logprobs else 0)
-        body = chat_body(self.model, _COUNTING, sampling, stream=False, extra=extra)
-        reply = await self._link.exchange("/v1/chat/completions", self._headers, body, CALL_S)
+    async def _short(
+        self, *, logprobs: bool = False, prefix: tuple[Token, ...] = (), tools: bool = False
+    ) -> UpstreamDelta:
+        """Two tokens after a conversation that counts; with `prefix` its last turn is continued."""
+        said = () if prefix else (Message("assistant", _COUNTED.data.decode()),)
+        sampling = Sampling(max_tokens=2 + len(prefix), logprobs=1 if logprobs else 0)
+        request = TextRequest(self.model, (*_COUNTING, *said), sampling, prefix=prefix, tools=(_TOOL,) if tools else ())
+        call = self.codec.call(self.model, request, stream=False)
+        reply = await self._link.exchange(call.path, {**self._headers, **call.headers}, call.body, CALL_S)
         if reply.status > 399:
-            raise error_for(reply.status, reply.headers, reply.body)
-        return parse_chunk(reply.body)
+            raise self.codec.error(reply.status, reply.headers, reply.body)
+        return self.codec.whole(reply.body)
 
     async def _probe_context(self) -> int:
         try:
-            listed = (await self._call("/v1/models", None))["data"]
+            listed = (await self._call(self.codec.models_path, None))["data"]
             mine = next(one for one in listed if one.get("id") == self.model)
             found = mine.get("max_model_len") or mine.get("context_window") or (mine.get("meta") or {}).get("n_ctx")
             return int(found) if found else self._context_tokens
@@ -231,10 +259,10 @@ class OpenAICompatEngine:
             return self._context_tokens
 
 
-class CompatContinuation:
-    """One stream of an OpenAI-compatible server; `prefill()` comes first."""
+class UpstreamContinuation:
+    """One stream of a model server; `prefill()` comes first. usage: the server's own count, once the stream ended."""
 
-    def __init__(self, engine: OpenAICompatEngine, request: TextRequest) -> None:
+    def __init__(self, engine: UpstreamEngine, request: TextRequest) -> None:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.usage: Usage | None = None
@@ -257,8 +285,9 @@ class CompatContinuation:
         try:
             async with asyncio.timeout(deadline_s):
                 if self._next < self._request.sampling.max_tokens:
-                    path, body = await self._engine.body(self._request, self._prefix)
-                    self._pump = asyncio.create_task(self._run(path, body), name="openai-compat")
+                    request = evolve(self._request, prefix=tuple(self._prefix))
+                    call = await self._engine.call(request)
+                    self._pump = asyncio.create_task(self._run(call, request), name="upstream")
                     await self._wait()
                 else:
                     self._end("length")
@@ -329,16 +358,22 @@ class CompatContinuation:
             pump.cancel()
             await asyncio.wait([pump])
 
-    async def _run(self, path: str, body: bytes) -> None:
+    async def _run(self, call: WireCall, request: TextRequest) -> None:
         finish: FinishReason | None = None
         try:
-            async with aclosing(self._engine.deltas(path, body)) as deltas:  # type: ignore[type-var]
+            async with aclosing(self._engine.deltas(call, request)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.usage is not None:
                         self._count(delta.usage)
                     finish = finish or delta.finish
                     for piece in _pieces(delta):
-                        await self._add(piece)
+                        await self._add(
+                            piece.data,
+                            logprob=piece.logprob,
+                            alternatives=piece.alternatives if self._request.sampling.logprobs else (),
+                        )
+                    for call_piece in delta.calls:
+                        await self._add(b"", call=call_piece)
         except LinkClosed as err:
             # After the finish reason only usage and [DONE] are missing.
             self._failure = None if finish else err
@@ -350,20 +385,11 @@ class CompatContinuation:
             self._failure = LinkClosed("the server ended the stream without a finish reason")
         self._news.set()
 
-    async def _add(self, piece: UpstreamPiece) -> None:
+    async def _add(self, data: bytes, **more: Any) -> None:
         while len(self._tokens_ready) >= BUFFERED_TOKENS:
             self._room.clear()
             await self._room.wait()
-        self._tokens_ready.append(
-            Token(
-                index=self._next,
-                id=None,
-                data=piece.data,
-                logprob=piece.logprob,
-                at_s=self._engine.clock(),
-                alternatives=piece.alternatives if self._request.sampling.logprobs else (),
-            )
-        )
+        self._tokens_ready.append(Token(index=self._next, id=None, data=data, at_s=self._engine.clock(), **more))
         self._next += 1
         self._news.set()
 
@@ -383,10 +409,3 @@ def _pieces(delta: UpstreamDelta) -> Sequence[UpstreamPiece]:
     if delta.pieces and b"".join(piece.data for piece in delta.pieces).decode("utf-8", "replace") == delta.text:
         return delta.pieces
     return (UpstreamPiece(delta.text.encode("utf-8", "replace"), None),) if delta.text else ()
-
-
-def _text(prefix: Sequence[Token]) -> str:
-    data = b"".join(token.data for token in prefix)
-    if unfinished_bytes(data):
-        raise BadRequest("the text ends inside a character", field="prefix", next_step="cut at a character boundary")
-    return data.decode("utf-8", "replace")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.openai_compat import OpenAICompatEngine
+from engines.upstream import UpstreamEngine
 from protocol.errors import (
     ContextOverflow,
     EngineError,
@@ -27,15 +27,15 @@ TALK = (Message("user", "hello"),)
 GOOD: list[Any] = [chunk("one"), chunk(" two"), chunk("", "stop"), USAGE, DONE]
 
 
-def engine_at(upstream: Upstream, **how: Any) -> OpenAICompatEngine:
-    return OpenAICompatEngine(upstream.link, "big", "secret", **how)
+def engine_at(upstream: Upstream, **how: Any) -> UpstreamEngine:
+    return UpstreamEngine(upstream.link, "big", "secret", **how)
 
 
 def ask(prefix: tuple[Token, ...] = ()) -> TextRequest:
     return TextRequest("m", TALK, Sampling(max_tokens=20), prefix=prefix)
 
 
-async def collect(engine: OpenAICompatEngine, request: TextRequest) -> list[Token]:
+async def collect(engine: UpstreamEngine, request: TextRequest) -> list[Token]:
     continuation = await engine.prepare(request, 5)
     tokens: list[Token] = []
     try:
