@@ -12,7 +12,7 @@ from protocol.policy import Policy
 Number = TypeVar("Number", int, float)
 
 SECTIONS: tuple[str, ...] = (
-    "split", "dispatch", "migration", "routing", "privacy", "limits", "engines", "log_level",
+    "split", "dispatch", "migration", "delivery", "routing", "privacy", "limits", "engines", "log_level",
 )  # fmt: skip
 """Parts of a policy that are applied and reported one by one."""
 

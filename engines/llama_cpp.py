@@ -17,7 +17,7 @@ from engines.here_or_worker import HereOrWorker
 from engines.llama_cpp_native import NativeModel
 from engines.llama_cpp_owner import ContextOwner, Generation
 from engines.llama_server import default_threads
-from engines.pieces import unfinished_bytes
+from engines.pieces import check_bytes, is_piece, unfinished_bytes
 from engines.port import Continuation, EngineLoad
 from engines.sampling import Chosen
 from engines.slots import Slots
@@ -176,12 +176,13 @@ class EmbeddedLlamaCpp:
         if len(ids) == len(tokens):
             own = await self._call(
                 lambda model: all(
-                    0 <= one < model.vocabulary_size and model.piece(one) == token.data
+                    0 <= one < model.vocabulary_size and is_piece(model.piece(one), token)
                     for one, token in zip(ids, tokens, strict=True)
                 )
             )
             if own:
                 return ids
+        check_bytes(tokens)
         return await self._tokenize(_whole(b"".join(token.data for token in tokens)), special=False)
 
 

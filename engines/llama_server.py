@@ -23,7 +23,7 @@ from attrs import evolve
 from engines.here_or_worker import HereOrWorker
 from engines.llama_server_stream import NativeServer, ServerContinuation
 from engines.llama_server_wire import NativePrompt, completion_body, read_chunk, server_error, template_messages
-from engines.pieces import unfinished_bytes
+from engines.pieces import check_bytes, is_piece, unfinished_bytes
 from engines.port import Continuation, EngineLoad
 from engines.registry import repair_step
 from engines.slots import Slots
@@ -144,12 +144,15 @@ class ServerEngine(ABC):
         native = await self._native()
         if len(ids) == len(tokens) and await self._own(native, ids, tokens, data):
             return ids
+        check_bytes(tokens)
         return await _tokenize(native, _text(data), special=False)
 
     async def _own(self, native: NativeServer, ids: Sequence[int], tokens: Sequence[Token], data: bytes) -> bool:
         if self._vocabulary is not None:
-            pieces = (self._vocabulary.piece(one) for one in ids)
-            return all(piece == token.data for piece, token in zip(pieces, tokens, strict=True))
+            pieces = [self._vocabulary.piece(one) for one in ids]
+            return all(is_piece(piece, token) for piece, token in zip(pieces, tokens, strict=True))
+        if not all(token.data for token in tokens):
+            return False
         shown = await native.call("/detokenize", {"tokens": list(ids)}, CALL_S)
         return bool(str(shown.get("content", "")).encode() == data)
 

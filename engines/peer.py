@@ -189,8 +189,15 @@ class PeerEngine:
         """A continuation closed itself."""
         self._open.discard(continuation)
 
+    def lean(self, tokens: Sequence[Token]) -> tuple[Token, ...]:
+        """An answer's tokens as they cross: ids alone where the peer has this vocabulary, so that it knows the rest."""
+        theirs = None if self._capabilities is None else self._capabilities.vocabulary
+        if theirs is None or theirs != self.vocabulary or any(token.id is None for token in tokens):
+            return tuple(tokens)
+        return tuple(Token(index=token.index, id=token.id, data=b"") for token in tokens)
+
     def round_trip(self, seconds: float) -> None:
-        """An acknowledgement came back."""
+        """Something came back after so long, the peer's own work taken out."""
         self._round_trips.append(seconds)
         if self._parent is not None:
             self._parent.round_trip(seconds)
@@ -262,23 +269,29 @@ class PeerContinuation:
     async def prepare(self, deadline_s: float) -> None:
         """Ask for admission and wait until the peer is ready; the caller bounds the time."""
         engine = self._engine
-        self._post(Prepare(self._request, deadline_s, vocabulary=engine.vocabulary, hop=engine.hop, early=True))
+        request = evolve(self._request, prefix=engine.lean(self._request.prefix))
+        asked_s = engine.clock()
+        self._post(Prepare(request, deadline_s, vocabulary=engine.vocabulary, hop=engine.hop, early=True))
         await self._ready(self._next)
+        # What the peer did not spend on it was the way there and back.
+        engine.round_trip(max(0.0, engine.clock() - asked_s - self.prefill_s))
 
     async def extend(self, tokens: Sequence[Token]) -> None:
+        """Returns when the peer has read what was sent before, so that a start need not wait for a round trip more."""
         if self._started:
             raise RuntimeError("extend() after start()")
         self._early = ()
+        before = self._next
         for at in range(0, len(tokens), EXTEND_CHUNK_TOKENS):
             part = tuple(tokens[at : at + EXTEND_CHUNK_TOKENS])
             if part[0].index != self._next:
                 raise BadRequest(f"token {part[0].index} stands where {self._next} belongs", field="tokens")
             self._next += len(part)
-            self._post(Extend(part[0].index, part))
+            self._post(Extend(part[0].index, self._engine.lean(part)))
         self._acknowledged = self._next - 1
         try:
             async with asyncio.timeout(self._engine.silence_s):
-                await self._ready(self._next)
+                await self._ready(before)
         except TimeoutError as err:
             raise LinkTimeout(f"{self._engine.name} did not read the answer so far") from err
 

@@ -265,7 +265,11 @@ class HostedStream:
         self._outgoing.set()
 
     def _known(self, tokens: Sequence[Token]) -> Sequence[Token]:
-        return [evolve(token, id=None) for token in tokens] if self._strips_ids else tokens
+        if not self._strips_ids:
+            return tokens
+        if any(not token.data for token in tokens):
+            raise BadRequest("the answer so far came as ids of another vocabulary alone", field="vocabulary")
+        return [evolve(token, id=None) for token in tokens]
 
     def _conclude(self, last: Frame) -> None:
         self._last = self._last or last

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
+
+from protocol.errors import BadRequest
+from protocol.text import Token
 
 
 class PieceDecoder:
@@ -38,3 +42,18 @@ def unfinished_bytes(data: bytes) -> int:
     decoder = PieceDecoder()
     decoder.feed(data[-3:] if len(data) >= 3 else data)
     return len(decoder.held)
+
+
+def is_piece(piece: bytes | None, token: Token) -> bool:
+    """Whether `piece`, what an engine has under the token's id, is what the token says; ids may come alone."""
+    return piece is not None and (not token.data or piece == token.data)
+
+
+def check_bytes(tokens: Sequence[Token]) -> None:
+    """Raises BadRequest when tokens whose ids are of no use have no bytes either."""
+    if any(not token.data for token in tokens):
+        raise BadRequest(
+            "the answer so far has tokens without bytes, whose ids are not of this vocabulary",
+            next_step="send it with its bytes",
+            field="prefix",
+        )

@@ -13,9 +13,6 @@ from protocol.text import Token
 Prepare = Callable[[Target, int], Awaitable[Continuation]]
 """Prepares a target with the first `count` tokens of the answer."""
 
-EXTEND_TOKENS = 4
-"""Tokens that wait for this many of their kind before they are sent: fewer frames and fewer tiny prefills."""
-
 
 class Ahead:
     """One preparation. All of its work runs in a task of its own, so the running stream never waits for it.
@@ -23,6 +20,7 @@ class Ahead:
     Args:
         made: gives tokens [first, end) of the answer as the target may see them (ids only for an equal vocabulary).
         generated: how many tokens of the answer stand fast now.
+        batch_tokens: so many wait before they are sent: fewer frames and fewer tiny prefills.
     """
 
     def __init__(
@@ -31,6 +29,7 @@ class Ahead:
         prepare: Prepare,
         made: Callable[[Target, int, int], Sequence[Token]],
         generated: Callable[[], int],
+        batch_tokens: int = 4,
     ) -> None:
         self.target = target
         self.error: MidstreamError | None = None
@@ -38,6 +37,7 @@ class Ahead:
         self._prepare = prepare
         self._made = made
         self._generated = generated
+        self._batch_tokens = batch_tokens
         self._continuation: Continuation | None = None
         self._final: int | None = None
         self._news = asyncio.Event()
@@ -88,7 +88,7 @@ class Ahead:
 
     async def _extend(self) -> None:
         end = self._generated() if self._final is None else self._final
-        if self._final is None and end - self.sent < EXTEND_TOKENS:
+        if self._final is None and end - self.sent < self._batch_tokens:
             self._news.clear()
             await self._news.wait()
             return

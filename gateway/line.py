@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from attrs import evolve
-
 from gateway.seam import ends_whole, may_cut
 from gateway.stops import Owned
 from protocol.text import Token
@@ -78,9 +76,9 @@ class AnswerLine:
         return not self.called and self._whole == len(self._made) and may_cut(bytes(self._answer), following, by_ids)
 
     def tokens(self, first: int, end: int, by_ids: bool) -> Sequence[Token]:
-        """Tokens [first, end) as another engine may see them."""
-        part = self._made[first:end]
-        return [owned.token if by_ids else evolve(owned.token, id=None) for owned in part]
+        """Tokens [first, end) as another engine may see them: no more than it needs to go on from there."""
+        part = [owned.token for owned in self._made[first:end]]
+        return [Token(index=token.index, id=token.id if by_ids else None, data=token.data) for token in part]
 
 
 Vocabulary = Callable[[str], str | None]

@@ -15,6 +15,9 @@ from attrs import frozen
 from gateway.targets import TargetView
 from protocol.policy import MigrationPolicy
 
+BATCH_TOKENS = (4, 32)
+"""Least and most tokens of an answer that are sent ahead at once."""
+
 WORTHWHILE_RATE_RATIO = 1.2
 """A target must decode this much faster; less is within the noise of a loaded machine."""
 
@@ -83,6 +86,14 @@ def move_seconds(target: TargetView, tokens: int, rtt_s: float) -> float:
 def buffer_tokens(seconds: float, policy: MigrationPolicy) -> int:
     """Unread tokens that cover `seconds` for a reader at the policy's rate: ceil(r_c * t_m)."""
     return ceil(policy.consume_tokens_per_s * seconds)
+
+
+def batch_tokens(target: TargetView, policy: MigrationPolicy) -> int:
+    """Tokens that a target which prefills ahead is sent at once: what it reads while its reader takes one."""
+    reads_s = target.prefill_s * policy.consume_tokens_per_s
+    if reads_s <= 0:
+        return BATCH_TOKENS[1]
+    return min(BATCH_TOKENS[1], max(BATCH_TOKENS[0], ceil(1.0 / reads_s)))
 
 
 def _blocked(stream: StreamView, policy: MigrationPolicy) -> str:

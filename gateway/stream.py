@@ -11,13 +11,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from math import floor
 
+from attrs import evolve
+
 from engines.port import Continuation
 from gateway.ahead import Ahead
 from gateway.attempt import Attempts, StreamPorts
 from gateway.context import RequestContext
 from gateway.dispatch import patience
 from gateway.line import AnswerLine
-from gateway.migration import Move, StreamView, migrate
+from gateway.migration import Move, StreamView, batch_tokens, migrate
+from gateway.pacing import reader_tokens_per_s
 from gateway.race import AllFailed, Cleanup, Live, race
 from gateway.settings import GatewaySettings
 from gateway.stops import Owned
@@ -61,7 +64,7 @@ class StreamOwner:
         self._context, self._request = context, request
         self._starts, self._targets = starts, targets
         self._ports, self._settings = ports, settings
-        self._policy = context.policy.migration
+        self._policy = evolve(context.policy.migration, consume_tokens_per_s=reader_tokens_per_s(context.policy))
         self._begun_s = ports.clock()
         self._line = AnswerLine()
         self._live: Live | None = None
@@ -246,7 +249,14 @@ class StreamOwner:
         """True when the answer moved."""
         if move.act == "prepare":
             target = next(target for target in self._targets if target.name == move.target)
-            self._ahead = Ahead(target, self._prepare_ahead, self._attempts.tokens_for, lambda: self._line.whole)
+            view = self._ports.board.view(target, self._context.model, self._ports.clock())
+            self._ahead = Ahead(
+                target,
+                self._prepare_ahead,
+                self._attempts.tokens_for,
+                lambda: self._line.whole,
+                batch_tokens(view, self._policy),
+            )
         elif move.act == "drop":
             self._give_up_ahead(None)
         elif move.act == "cut" and self._ahead is not None:

@@ -1,4 +1,4 @@
-"""User-space shapers: a TCP proxy with rate, delay, stalls and cuts, and a Link that waits as a slow one would.
+"""User-space shapers: a TCP proxy with rate, delay, loss, stalls and cuts, and a Link that waits as a slow one would.
 
 For demos, benchmarks and tests: no privileges, no kernel modules, everything can be changed while it runs.
 """
@@ -71,6 +71,22 @@ def _checked(rate_bytes_per_s: float) -> float:
     return rate_bytes_per_s
 
 
+@frozen
+class Loss:
+    """Lost segments as TCP lets its user feel them: what was lost comes `again_s` later, and nothing overtakes it.
+
+    ratio: share of segments. draw: 0 <= draw() < 1.
+    """
+
+    ratio: float
+    again_s: float
+    draw: Callable[[], float]
+
+    def hits(self) -> bool:
+        """Whether the next segment is lost."""
+        return self.draw() < self.ratio
+
+
 class ShaperProxy:
     """A TCP proxy on loopback in front of `host`:`port`.
 
@@ -93,6 +109,7 @@ class ShaperProxy:
         self._up = Pace(up_bytes_per_s)
         self._down = Pace(up_bytes_per_s if down_bytes_per_s is None else down_bytes_per_s)
         self._delay_s = delay_s
+        self._loss: Loss | None = None
         self._server: asyncio.Server | None = None
         self._transports: set[asyncio.WriteTransport] = set()
         self._sessions: set[asyncio.Task[None]] = set()
@@ -131,6 +148,10 @@ class ShaperProxy:
     def set_delay(self, delay_s: float) -> None:
         """Change the one-way delay for what comes from now on."""
         self._delay_s = delay_s
+
+    def set_loss(self, loss: Loss | None) -> None:
+        """Lose segments of what comes from now on; None loses none."""
+        self._loss = loss
 
     def cut(self) -> None:
         """Break every connection now and refuse new ones until `restore`."""
@@ -199,6 +220,8 @@ class ShaperProxy:
         try:
             while data := await reader.read(pace.slice_bytes()):
                 due_s = await pace.take(len(data)) + self._delay_s
+                if self._loss is not None and self._loss.hits():
+                    due_s += self._loss.again_s
                 if direction == "up":
                     self.up_bytes += len(data)
                 else:

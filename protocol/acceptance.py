@@ -39,6 +39,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "migration.consume_tokens_per_s": (0.01, 1e6), "migration.min_tokens": (0, 1_000_000),
     "migration.min_remaining_tokens": (0, 1_000_000), "migration.max_moves": (0, 1000),
     "migration.stall_s": (0.05, 3600),
+    "delivery.reading_tokens_per_s": (0.01, 1e6), "delivery.listening_tokens_per_s": (0.01, 1e6),
     "limits.max_prompt_bytes": (1, 2**31), "limits.max_answer_tokens": (1, 2**31),
     "engines.wait_target_s": (0.001, 3600),
 }  # fmt: skip

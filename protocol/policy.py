@@ -79,6 +79,18 @@ class MigrationPolicy:
 
 
 @frozen
+class DeliveryPolicy:
+    """How fast a streamed answer is given to its reader.
+
+    mode: `raw` as it comes; `reading` and `listening` (for voices) at the reader's rate, which then is r_c too.
+    """
+
+    mode: Literal["raw", "reading", "listening"] = "raw"
+    reading_tokens_per_s: float = 5.0
+    listening_tokens_per_s: float = 3.3
+
+
+@frozen
 class RoutingPolicy:
     """Which sides may answer text: `device` and `cloud` unless a rule says otherwise; see docs/policy.md."""
 
@@ -126,6 +138,7 @@ class Policy:
     split: SplitPolicy = field(factory=SplitPolicy)
     dispatch: DispatchPolicy = field(factory=DispatchPolicy)
     migration: MigrationPolicy = field(factory=MigrationPolicy)
+    delivery: DeliveryPolicy = field(factory=DeliveryPolicy)
     routing: RoutingPolicy = field(factory=RoutingPolicy)
     privacy: PrivacyPolicy = field(factory=PrivacyPolicy)
     limits: LimitsPolicy = field(factory=LimitsPolicy)

@@ -178,8 +178,16 @@ async def test_errors_of_the_host_arrive_as_what_they_are(peer: PeerEngine, host
     assert taken == list(range(6))
     host.fail("extend", EngineError("cannot read that"))
     continuation = await peer.prepare(ask(), 5)
+    # It is not waited for, so that a start saves the round trip: the error comes with what follows.
+    await continuation.extend([fake_token(PROMPT, 0, 30)])
     with pytest.raises(EngineError, match="cannot read that"):
-        await continuation.extend([fake_token(PROMPT, 0, 30)])
+        await continuation.extend([fake_token(PROMPT, 1, 30)])
+    await continuation.close()
+    host.fail("extend", EngineError("cannot read that either"))
+    continuation = await peer.prepare(ask(), 5)
+    await continuation.extend([fake_token(PROMPT, 0, 30)])
+    with pytest.raises(EngineError, match="cannot read that either"):
+        await anext(continuation.start(1, 4))
     await continuation.close()
 
 
@@ -416,9 +424,17 @@ async def test_client_refuses_tokens_beyond_its_credit_and_an_end_without_a_mark
     await liar.engine.close()
 
 
-async def test_round_trips_are_seen_by_acknowledgements(peer: PeerEngine) -> None:
-    continuation = await peer.prepare(ask(), 5)
+async def test_round_trips_are_seen_by_preparing_and_by_acknowledgements(
+    peer: PeerEngine, host: FakeTextEngine
+) -> None:
     assert peer.rtt_s is None
+    host.fail("prepare", Full("no room", retry_after_s=0.1))
+    with pytest.raises(Full):
+        await peer.prepare(ask(), 5)
+    assert peer.rtt_s is None
+    continuation = await peer.prepare(ask(), 5)
+    prepared_s = peer.rtt_s
+    assert prepared_s is not None and 0 <= prepared_s < 1
     async for token in continuation.start(0, 2):
         continuation.acknowledge(token.index)
     assert peer.rtt_s is not None and 0 <= peer.rtt_s < 1

@@ -12,7 +12,7 @@ from links.http import HttpLink
 from links.http_server import serve
 from links.memory import MemoryLink
 from links.port import FrameRoute, FrameStream, Request, Response, Route
-from links.shaped import Conditions, Pace, ShapedLink, ShaperProxy
+from links.shaped import Conditions, Loss, Pace, ShapedLink, ShaperProxy
 from netprobe.probe import LinkProbe
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
 from protocol.events import TransferSample
@@ -132,3 +132,27 @@ async def test_a_shaped_link_takes_the_time_of_its_trace() -> None:
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError):
         Pace(rate)
+
+
+async def test_a_lost_segment_comes_later_and_nothing_overtakes_it(proxy: ShaperProxy) -> None:
+    """The third frame is lost once on its way up; the fourth waits behind it."""
+    link = HttpLink("cloud", f"http://127.0.0.1:{proxy.port}")
+    stream = await link.open("/frames")
+    draws = iter([0.5, 0.5, 0.5, 0.5, 0.001])
+    proxy.set_loss(Loss(ratio=0.01, again_s=0.3, draw=lambda: next(draws, 0.5)))
+    took_s = []
+    for number in (1, 2):
+        began_s = time.monotonic()
+        await stream.send(bytes([number]))
+        assert await stream.receive() == bytes([number])
+        took_s.append(time.monotonic() - began_s)
+    began_s = time.monotonic()
+    await stream.send(b"lost")
+    await asyncio.sleep(0.05)
+    await stream.send(b"behind")
+    assert [await stream.receive(), await stream.receive()] == [b"lost", b"behind"]
+    took_s.append(time.monotonic() - began_s)
+    await stream.close()
+    await link.close()
+    assert max(took_s[:2]) < 0.25
+    assert took_s[2] >= 0.3

@@ -1,0 +1,137 @@
+"""What the handoff bench holds answers against: the law, the bytes of a handoff, and likelihood under a model.
+
+The law: the answer is the source's tokens below the cut and what the target generated from exactly that prefix; no
+token is lost, none is doubled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from attrs import frozen
+
+from benchmarks.handoff_stage import Batch, Generation
+from gateway.stops import Owned
+from protocol.handoff import Extend, encode
+from protocol.text import Token
+
+NATS = 0.25
+"""Batch kernels round differently from stepwise decoding: a chosen token may lie this far below the best one of a
+one-shot pass."""
+
+
+@frozen
+class Judged:
+    """How an answer kept the law. lost, doubled: tokens; violations: sentences."""
+
+    lost: int
+    doubled: int
+    violations: tuple[str, ...]
+
+
+def judge(owned: Sequence[Owned], made: Mapping[str, Sequence[Generation]], complete: bool, max_tokens: int) -> Judged:
+    """Hold the delivered tokens against what each side made.
+
+    Args:
+        made: generations by target name, in order.
+        complete: the answer came to its own end.
+    """
+    indices = [one.token.index for one in owned]
+    doubled = len(indices) - len(set(indices))
+    lost = len(set(range(max(indices, default=-1) + 1)) - set(indices))
+    if not complete:
+        lost += max_tokens - len(set(indices))
+    violations: list[str] = []
+    current: Generation | None = None
+    side = ""
+    for place, one in enumerate(owned):
+        if current is None or one.side != side or not _makes(current, one.token):
+            side = one.side
+            current = next((g for g in made[side] if g.at == place and _makes(g, one.token)), None)
+            if current is None:
+                violations.append(f"token {place} is not what {one.side} made there")
+                continue
+            wrong = _wrong_prefix(current.prefix, [before.token for before in owned[:place]])
+            if wrong:
+                violations.append(f"{one.side} at token {place}: {wrong}")
+    return Judged(lost, doubled, tuple(violations))
+
+
+def _makes(generation: Generation, token: Token) -> bool:
+    number = token.index - generation.at
+    if not 0 <= number < len(generation.made):
+        return False
+    made = generation.made[number]
+    return (made.id, made.data) == (token.id, token.data)
+
+
+def _wrong_prefix(prefix: Sequence[Token], given: Sequence[Token]) -> str:
+    """Why `prefix` is not the answer that the reader was given; empty when it is."""
+    if all(token.id is not None for token in prefix):
+        same = [token.id for token in prefix] == [token.id for token in given]
+    else:
+        same = b"".join(token.data for token in prefix) == b"".join(token.data for token in given)
+    return "" if same and len(prefix) == len(given) else "it went on from another prefix"
+
+
+def text_bytes(batch: Batch) -> int:
+    """Bytes of the same batch in the same frame, as plain UTF-8 text."""
+    first = batch.tokens[0].index
+    return len(encode(bytes(16), 1, Extend(first, (Token(first, None, batch.text),))))
+
+
+@frozen
+class Scored:
+    """nll: mean nats per token. worst: how far the worst token made by the target lies below the best, in nats."""
+
+    nll: float
+    worst: float
+
+
+class Oracle:
+    """One-shot passes of a model over whole texts, with the logits of every position."""
+
+    def __init__(self, file: Path, context_tokens: int) -> None:
+        import llama_cpp
+
+        self._model: Any = llama_cpp.Llama(
+            str(file),
+            n_ctx=context_tokens,
+            n_batch=context_tokens,
+            n_ubatch=context_tokens,
+            n_threads=1,
+            n_threads_batch=2,
+            logits_all=True,
+            verbose=False,
+        )
+
+    def close(self) -> None:
+        """Free the model."""
+        self._model.close()
+
+    def ids(self, text: bytes, *, prompt: bool = False) -> list[int]:
+        """Token ids as the engines make them of a prompt or of an answer so far."""
+        return list(self._model.tokenize(text, add_bos=prompt, special=prompt))
+
+    def score(self, prompt: str, before: Sequence[int], after: Sequence[int]) -> Scored:
+        """`before` + `after` behind the prompt; `worst` looks at `after` alone."""
+        import numpy as np
+
+        head = self.ids(prompt.encode(), prompt=True)
+        answer = [*before, *after]
+        self._model.reset()
+        self._model.eval([*head, *answer])
+        rows = self._model.scores[len(head) - 1 : len(head) - 1 + len(answer)].astype(np.float64)
+        best = rows.max(axis=1)
+        chosen = rows[np.arange(len(answer)), answer]
+        totals = best + np.log(np.exp(rows - best[:, None]).sum(axis=1))
+        below = (best - chosen)[len(before) :]
+        return Scored(float(np.mean(totals - chosen)), float(below.max(initial=0.0)))
+
+
+def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> float | None:
+    """Mean over mean, None without numbers."""
+    return fmean(above) / fmean(below) if above and below and fmean(below) > 0 else None
