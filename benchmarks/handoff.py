@@ -23,10 +23,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
+from benchmarks.handoff_plan import GEMMA, PHASES, PROMPTS, SMOL, VICTIMS, Plan, Victim, pairs, plans
 from benchmarks.handoff_score import NATS, Judged, Oracle, judge, ratio_of_means, text_bytes
 from benchmarks.handoff_stage import CONTEXT_TOKENS, Actor, Batch, Binding, Phase, Stage, Watched, stage
 from benchmarks.report import arguments, percentile, publish
@@ -44,8 +45,6 @@ from protocol.events import HandedOver, RecordingEmit, SourceLost
 from protocol.policy import MigrationPolicy, Policy
 from protocol.text import Sampling, TextRequest
 
-SMOL, GEMMA = "smollm2-135m", "gemma3-270m"
-RTTS_S = (0.02, 0.06, 0.15)
 MODEL = "pair"
 LONGEST_S = 24.0 * 60
 """The bench ends by itself before 25 minutes, whatever happens."""
@@ -56,64 +55,6 @@ over before a target was prepared over 150 ms."""
 
 SCORING_S = 150.0
 """Kept for scoring at the end."""
-
-PROMPTS = (
-    "Once upon a time, in a land of rivers and mills, there lived an old woman who",
-    "The history of the city begins with a small harbour. In the early days, the people",
-    "To bake a good loaf of bread you need flour, water, salt and time. First,",
-    "The train left the station in the morning, and the children looked out of the window. They",
-    "A lighthouse keeper writes in his diary: Today the wind came from the north and",
-    "The most important thing to know about bees is that they",
-    "In the middle of the forest stood a house made of stone. Nobody knew who",
-    "Our school has a garden where every class grows something. The first class",
-)
-
-Victim = Literal["source", "target", "link"]
-PHASES: tuple[Phase, ...] = ("prepare", "extend", "cut-over", "after")
-VICTIMS: tuple[Victim, ...] = ("source", "target", "link")
-
-
-@frozen
-class Pair:
-    """Two actors and how an answer crosses between them."""
-
-    device: str
-    cloud: str
-    crosses: Literal["ids", "text", "other model"]
-
-
-def pairs(quick: bool) -> tuple[Pair, ...]:
-    """The pairs of the bench: (device, cloud)."""
-    server, cpp = "llama_server", "llama_cpp"
-    found = (
-        Pair(f"{server}:{SMOL}", f"{cpp}:{SMOL}", "ids"),
-        Pair(f"{server}:{SMOL}", f"{cpp}:{GEMMA}", "other model"),
-        Pair(f"{cpp}:{GEMMA}", f"{server}:{GEMMA}", "ids"),
-        Pair(f"{cpp}:{SMOL}", f"{server}:{SMOL}", "text"),
-        Pair(f"{cpp}:{GEMMA}", f"{server}:{SMOL}", "other model"),
-    )
-    return found[:2] if quick else found
-
-
-@frozen
-class Plan:
-    """One answer to make. A kill strikes in its phase, `late_s` after the phase was entered."""
-
-    number: int
-    pair: Pair
-    to_cloud: bool
-    rtt_s: float
-    max_tokens: int
-    min_tokens: int
-    moves: bool = True
-    victim: Victim | None = None
-    phase: Phase | None = None
-    late_s: float = 0.0
-    stall: tuple[float, float] | None = None
-
-    @property
-    def prompt(self) -> str:
-        return PROMPTS[self.number % len(PROMPTS)]
 
 
 @define
@@ -346,30 +287,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _ignore(phase: Phase) -> None:
     return
-
-
-def plans(quick: bool, draw: random.Random) -> list[Plan]:
-    """Clean moves, kills and answers that stay, mixed; the same for the same seed."""
-    clean, kills, alone = (6, 8, 2) if quick else (100, 108, 30)
-    rtts_s = (0.06,) if quick else RTTS_S
-    combos = [(pair, to_cloud, rtt_s) for rtt_s in rtts_s for pair in pairs(quick) for to_cloud in (True, False)]
-    strikes = [(phase, victim) for victim in VICTIMS for phase in PHASES]
-    found: list[Plan] = []
-    for number in range(clean + kills + alone):
-        pair, to_cloud, rtt_s = combos[number % len(combos)]
-        plan = Plan(number, pair, to_cloud, rtt_s, 32 if quick else 64, draw.randint(4, 10 if quick else 24))
-        if draw.random() < 1 / 3:
-            plan = evolve(plan, stall=(draw.uniform(0.1, 1.0), draw.uniform(0.1, 0.4)))
-        found.append(plan)
-    draw.shuffle(found)
-    for place, (phase, victim) in enumerate(strikes[n % len(strikes)] for n in range(kills)):
-        found[place] = evolve(
-            found[place], victim=victim, phase=phase, late_s=draw.uniform(0, found[place].rtt_s / 2), stall=None
-        )
-    for place in range(kills, kills + alone):
-        found[place] = evolve(found[place], moves=False)
-    draw.shuffle(found)
-    return found
 
 
 async def perform(bench: Bench, wanted: Sequence[Plan], end_s: float) -> None:

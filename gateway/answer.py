@@ -10,12 +10,13 @@ from attrs import define, field
 
 from gateway.context import RequestContext
 from gateway.ending import Ending, Made
+from gateway.pacing import DeliveryMeter, gaps, metered, paced, reader_tokens_per_s
 from gateway.ports import Restorer
 from gateway.stops import Owned, Piece, StopScanner
 from protocol.chat import ChatRequest
 from protocol.clock import Clock
 from protocol.errors import MidstreamError
-from protocol.events import Emit, TextDone
+from protocol.events import Emit, TextDelivered, TextDone
 from protocol.text import FinishReason, Usage
 
 Admit = Callable[["Answer"], Callable[[], None]]
@@ -94,6 +95,30 @@ class Answer:
             await stream.aclose()
             await self._end(status, self.clock() - begun_s)
 
+    async def delivered(self) -> AsyncGenerator[Piece, None]:
+        """`pieces()` for a stream: at the pace that the policy sets, and counted as its reader sees them."""
+        policy, context = self.context.policy, self.context
+        meter = DeliveryMeter(reader_tokens_per_s(policy))
+        deliver = metered if policy.delivery.mode == "raw" else paced
+        try:
+            async with aclosing(deliver(self.pieces(), meter, _tokens_of, self.clock)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self.emit(
+                TextDelivered(
+                    at_s=self.clock(),
+                    request_id=context.id,
+                    model=context.model,
+                    mode=policy.delivery.mode,
+                    tokens_per_s=meter.tokens_per_s,
+                    tokens=meter.tokens,
+                    delayed_tokens=meter.delayed_tokens,
+                    raw=gaps(meter.raw_s),
+                    paced=gaps(meter.paced_s),
+                )
+            )
+
     async def aclose(self) -> None:
         """The end of an answer that nobody began; after `pieces()` it does nothing."""
         await self._end("cancelled", 0.0)
@@ -153,3 +178,7 @@ class Answer:
         )
         made, shown = tuple(self._made), "".join(self._shown)
         await self.ending.run(Made(status, self.finish, self.usage, owner.sides, made, shown, owner.ttft_s, total_s))
+
+
+def _tokens_of(piece: Piece) -> int:
+    return len(piece.tokens)

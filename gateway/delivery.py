@@ -47,7 +47,7 @@ class EventBody:
         self._answer = answer
         self._head = head
         self._ping_every_s = ping_every_s
-        self._pieces = answer.pieces()
+        self._pieces = answer.delivered()
         self._coming: asyncio.Task[Piece | None] | None = None
         self._text_offset = 0
         self._role_due = True

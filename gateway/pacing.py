@@ -8,14 +8,20 @@ later; raw, it leaves as it comes.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from math import ceil
 from typing import Generic, TypeVar
 
 from attrs import define, field
 
 from protocol.clock import Clock
+from protocol.events import TBT_BOUNDS_S, Gaps
 from protocol.policy import Policy
+
+AHEAD_TOKENS = 32
+"""Tokens that may wait for their reader; then the engine is held back."""
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
@@ -73,6 +79,16 @@ class DeliveryMeter:
                 self.paced_s.append(at_s - self._left_s)
             self._left_s = at_s
             self._given += 1
+
+
+def gaps(seconds: Sequence[float]) -> Gaps:
+    """Counted in buckets; the 99th percentile by nearest rank."""
+    counts = [0] * (len(TBT_BOUNDS_S) + 1)
+    for one in seconds:
+        counts[bisect_left(TBT_BOUNDS_S, one)] += 1
+    ordered = sorted(seconds)
+    p99_s = ordered[ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
+    return Gaps(tuple(counts), sum(seconds), p99_s)
 
 
 @define(eq=False)
@@ -139,7 +155,7 @@ async def paced(
     tokens_of: Callable[[T], int],
     clock: Clock,
     *,
-    ahead_tokens: int,
+    ahead_tokens: int = AHEAD_TOKENS,
     sleep: Sleep = asyncio.sleep,
 ) -> AsyncGenerator[T, None]:
     """Delivery at `meter.tokens_per_s`. Closing it ends the reading of `source`, which is closed too.

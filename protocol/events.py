@@ -120,6 +120,39 @@ class TextDone(Event):
     reason: str = ""
 
 
+TBT_BOUNDS_S = (
+    0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.21, 0.25, 0.3, 0.31, 0.35, 0.5, 1.0, 2.0, 5.0,
+)  # fmt: skip
+"""Upper bounds of the buckets in which times between tokens are counted; one more bucket is for what is longer."""
+
+
+@frozen
+class Gaps:
+    """Times between the tokens of one answer. counts: one per bound of TBT_BOUNDS_S and one for longer ones."""
+
+    counts: tuple[int, ...]
+    sum_s: float
+    p99_s: float
+
+
+@frozen(kw_only=True)
+class TextDelivered(Event):
+    """A streamed answer as its reader saw it. `mode` as in the policy; tokens_per_s: the reader's rate.
+
+    delayed_tokens: came after they were due, t_first + i / tokens_per_s. raw: between tokens as they came; paced: as
+    they left.
+    """
+
+    request_id: str
+    model: str
+    mode: str
+    tokens_per_s: float
+    tokens: int
+    delayed_tokens: int
+    raw: Gaps
+    paced: Gaps
+
+
 @frozen(kw_only=True)
 class HandedOver(Event):
     """A stream moved by plan: `target` made the token at `index` and those after."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from protocol.events import (
+    TBT_BOUNDS_S,
     ArmSwitched,
     Event,
     HandedOver,
@@ -21,6 +22,7 @@ from protocol.events import (
     QueueSampled,
     SourceLost,
     TensorDone,
+    TextDelivered,
     TextDone,
     TransferSample,
     arm_kind,
@@ -44,6 +46,8 @@ _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_handovers_total": ("counter", "Streams moved by plan from one side to another."),
     "midstream_source_lost_total": ("counter", "Streams continued elsewhere after their side was lost."),
     "midstream_tokens_total": ("counter", "Generated tokens by the side that made them."),
+    "midstream_delivered_tokens_total": ("counter", "Tokens of streamed answers, by delivery mode."),
+    "midstream_delayed_tokens_total": ("counter", "Of these, the ones that came after their reader's due time."),
     "midstream_prompt_tokens_total": ("counter", "Prompt tokens of finished text requests."),
     "midstream_queue_outcomes_total": ("counter", "Admission decisions of the bounded executors."),
     "midstream_transfer_bytes_total": ("counter", "Bytes moved over links."),
@@ -56,6 +60,7 @@ _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_tensor_stage_seconds": ("histogram", "Stages of tensor requests."),
     "midstream_text_ttft_seconds": ("histogram", "Text requests, until the first token."),
     "midstream_text_seconds": ("histogram", "Whole text requests."),
+    "midstream_text_tbt_seconds": ("histogram", "Between tokens of streamed answers, as they came and as they left."),
     "midstream_queue_wait_seconds": ("histogram", "Waiting time in bounded executors."),
     "midstream_queue_service_seconds": ("histogram", "Service time in bounded executors."),
     "midstream_queue_waiting": ("gauge", "Work items that wait in a bounded executor."),
@@ -78,6 +83,7 @@ class Exposition:
         self._folds: dict[type[Event], Callable[[Any], None]] = {
             TensorDone: self._tensor_done,
             TextDone: self._text_done,
+            TextDelivered: self._text_delivered,
             ArmSwitched: self._arm_switched,
             HandedOver: self._handed_over,
             SourceLost: self._source_lost,
@@ -142,6 +148,15 @@ class Exposition:
         if event.ttft_s is not None:
             self._observe("midstream_text_ttft_seconds", event.ttft_s, model)
         self._observe("midstream_text_seconds", event.total_s, model)
+
+    def _text_delivered(self, event: TextDelivered) -> None:
+        labels = {"model": event.model, "mode": event.mode}
+        self._count("midstream_delivered_tokens_total", labels, event.tokens)
+        self._count("midstream_delayed_tokens_total", labels, event.delayed_tokens)
+        series = self._histograms.setdefault("midstream_text_tbt_seconds", {})
+        for at, gaps in (("raw", event.raw), ("paced", event.paced)):
+            key = self._key(series, {**labels, "at": at})
+            series.setdefault(key, _Histogram(TBT_BOUNDS_S)).add_all(gaps.counts, gaps.sum_s)
 
     def _arm_switched(self, event: ArmSwitched) -> None:
         labels = {"model": event.model, "source": event.source, "target": event.target}
@@ -216,6 +231,11 @@ class _Histogram:
             return
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def add_all(self, counts: Sequence[int], sum_s: float) -> None:
+        """Values that were counted in the same buckets elsewhere."""
+        self._counts = [mine + more for mine, more in zip(self._counts, counts, strict=True)]
+        self._sum += sum_s
 
     def lines(self, name: str, labels: _Labels) -> list[str]:
         found: list[str] = []

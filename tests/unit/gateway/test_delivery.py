@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -16,21 +17,23 @@ from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.targets import Target
 from links.port import Response
 from protocol.errors import EngineError, Full, LinkClosed
-from protocol.events import RecordingEmit, TextDone
+from protocol.events import RecordingEmit, TextDelivered, TextDone
+from protocol.exposition import Exposition
 from protocol.openai_wire import head_for, parse_chat, parse_completion
-from protocol.policy import Policy
+from protocol.policy import DeliveryPolicy, MigrationPolicy, Policy
 
+DEFAULT = Policy()
 FAST = GatewaySettings(hold_headers_s=0.05, ping_every_s=0.02, drain_s=0.05)
 
 
 class Desk:
     """A text way over one fake, without HTTP."""
 
-    def __init__(self, engine: FakeTextEngine, settings: GatewaySettings = FAST) -> None:
+    def __init__(self, engine: FakeTextEngine, settings: GatewaySettings = FAST, policy: Policy = DEFAULT) -> None:
         self.emit = RecordingEmit()
         self.engine = engine
         targets = [Target("device", True, engine, frozenset({"fake"}))]
-        ports = GatewayPorts(lambda: targets, Policy, self.emit, ids=lambda: "r1")
+        ports = GatewayPorts(lambda: targets, lambda: policy, self.emit, ids=lambda: "r1")
         self.settings = settings
         self.way = TextWay(settings, ports)
 
@@ -145,3 +148,48 @@ async def test_stopping_waits_for_answers_and_refuses_new_ones() -> None:
         await desk.streamed(await desk.answer())
     assert b"[DONE]" in await reading
     await stopping
+
+
+async def test_a_listener_gets_the_answer_at_his_rate_and_the_figures_are_told() -> None:
+    policy = Policy(delivery=DeliveryPolicy(mode="listening", listening_tokens_per_s=40.0))
+    desk = Desk(FakeTextEngine(), policy=policy)
+    response = await desk.streamed(await desk.answer())
+    began_s = time.monotonic()
+    body = await read(response)
+    # Eleven tokens follow the first one.
+    assert time.monotonic() - began_s >= 0.95 * 11 / 40.0
+    assert body.endswith(b"data: [DONE]\n\n")
+    [told] = [event for event in desk.emit.events if isinstance(event, TextDelivered)]
+    assert (told.mode, told.tokens_per_s, told.tokens, told.delayed_tokens) == ("listening", 40.0, 12, 0)
+    assert sum(told.paced.counts) == sum(told.raw.counts) == 11
+    assert told.raw.sum_s < 0.1 < told.paced.sum_s
+
+
+async def test_raw_delivery_tells_the_delays_that_a_reader_would_have_had() -> None:
+    engine = FakeTextEngine(tokens_per_s=100)
+    desk = Desk(engine, policy=Policy(migration=MigrationPolicy(consume_tokens_per_s=1000.0)))
+    await read(await desk.streamed(await desk.answer()))
+    [told] = [event for event in desk.emit.events if isinstance(event, TextDelivered)]
+    assert (told.mode, told.tokens, told.delayed_tokens) == ("raw", 12, 11)
+    exposition = Exposition()
+    exposition(told)
+    assert exposition.value("midstream_delayed_tokens_total", mode="raw") == 11
+    page = exposition.render()
+    assert 'midstream_text_tbt_seconds_count{at="paced",mode="raw",model="fake"} 11' in page
+    assert 'midstream_text_tbt_seconds_bucket{at="raw",mode="raw",model="fake",le="+Inf"} 11' in page
+
+
+async def test_a_client_that_leaves_a_paced_answer_ends_its_generation() -> None:
+    policy = Policy(delivery=DeliveryPolicy(mode="reading", reading_tokens_per_s=0.5))
+    desk = Desk(FakeTextEngine(), policy=policy)
+    response = await desk.streamed(await desk.answer(max_tokens=2000))
+    reading = asyncio.create_task(read(response))
+    await asyncio.sleep(0.05)
+    assert desk.engine.load().running == 1
+    # What waits for its reader is bounded, here and in the engine.
+    assert desk.engine.generated_count <= 2 * 32 + 3
+    reading.cancel()
+    await asyncio.wait({reading})
+    await close(response)
+    assert desk.engine.load().running == 0
+    assert [done.status for done in desk.done()] == ["cancelled"]
