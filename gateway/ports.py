@@ -6,6 +6,7 @@ feature: everybody may ask, nothing is limited, nothing is kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -16,6 +17,7 @@ from gateway.targets import TargetView
 from protocol.chat import ChatRequest
 from protocol.errors import NotAllowed, NotFound
 from protocol.policy import Policy
+from protocol.policy_privacy import Kind
 from protocol.text import FinishReason, Message, Usage
 
 AUTO = "auto"
@@ -88,16 +90,25 @@ class Span:
     path: str
     start: int
     end: int
-    kind: str
+    kind: Kind
 
 
 @frozen
 class Findings:
-    """local_only: the request may not leave this machine. spans: what a remote target must not see."""
+    """local_only: the request may not leave this machine. spans: what a remote target must not see.
+
+    scope: whose values these are; placeholders of different scopes cannot be joined.
+    """
 
     local_only: bool = False
     reason: str = ""
     spans: tuple[Span, ...] = ()
+    scope: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many of each kind, for records: never what they were."""
+        return dict(Counter(span.kind for span in self.spans))
 
 
 class Restorer(Protocol):
@@ -274,18 +285,6 @@ class NoLimits:
 
     async def reserve(self, caller: Caller, estimate: Estimate) -> Reservation:
         return _FREE
-
-
-class PolicyPrivacy:
-    """Only policy.privacy.local_only; finds nothing in the text."""
-
-    def inspect(self, chat: ChatRequest, caller: Caller, policy: Policy) -> Findings:
-        if policy.privacy.local_only:
-            return Findings(True, "policy.privacy.local_only keeps prompts and answers on the device")
-        return Findings()
-
-    def redact(self, chat: ChatRequest, findings: Findings) -> Redaction:
-        return Redaction(chat)
 
 
 class NamedRouter:

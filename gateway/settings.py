@@ -21,10 +21,10 @@ from gateway.ports import (
     NoConversations,
     NoLimits,
     OpenKeys,
-    PolicyPrivacy,
     Privacy,
     Router,
 )
+from gateway.privacy import PrivacyGuard
 from gateway.targets import Target
 from protocol.clock import Clock, WallClock, wall_now
 from protocol.events import Emit, ignore
@@ -80,7 +80,7 @@ class GatewayPorts:
     draw: Callable[[], float] = random.random
     keys: KeyRing = field(factory=OpenKeys)
     limits: Limits = field(factory=NoLimits)
-    privacy: Privacy = field(factory=PolicyPrivacy)
+    privacy: Privacy = field(factory=PrivacyGuard)
     router: Router = field(factory=NamedRouter)
     cache: AnswerCache = field(factory=NoCache)
     conversations: Conversations = field(factory=NoConversations)

@@ -17,6 +17,8 @@ from protocol.clock import WallTime
 from protocol.decode import check_schema, decode_listing, load_json
 from protocol.errors import MidstreamError, ProtocolError
 from protocol.policy import SCHEMA, Policy
+from protocol.policy_privacy import check_privacy
+from protocol.policy_routing import check_routing
 from protocol.signature import Envelope, verify
 
 RefusalCode = Literal[
@@ -40,6 +42,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "migration.min_remaining_tokens": (0, 1_000_000), "migration.max_moves": (0, 1000),
     "migration.stall_s": (0.05, 3600),
     "delivery.reading_tokens_per_s": (0.01, 1e6), "delivery.listening_tokens_per_s": (0.01, 1e6),
+    "routing.cloud_threshold": (0, 1), "routing.low_below": (0, 1), "routing.plugin_deadline_s": (0.0001, 1),
+    "routing.fallback.confidence_threshold": (0, 1), "routing.intent.threshold": (0, 1),
+    "routing.dynamic.max_ttft_s": (0.001, 3600), "routing.dynamic.latency_shift": (0, 1),
+    "routing.dynamic.battery_low_ratio": (0, 1), "routing.dynamic.battery_drop": (0, 1),
+    "routing.dynamic.hot_drop": (0, 1), "routing.dynamic.queue_s": (0, 3600), "routing.dynamic.queue_drop": (0, 1),
+    "routing.dynamic.slow_ttft_s": (0.001, 3600), "routing.dynamic.slow_lift": (0, 1),
+    "routing.dynamic.failing_ratio": (0, 1), "routing.dynamic.failing_lift": (0, 1),
     "limits.max_prompt_bytes": (1, 2**31), "limits.max_answer_tokens": (1, 2**31),
     "engines.wait_target_s": (0.001, 3600),
 }  # fmt: skip
@@ -118,6 +127,8 @@ def check_ranges(policy: Policy) -> None:
             raise ProtocolError(
                 f"split.objective.{key[:32]} must be a known cost with a weight of 0 or more", field="split.objective"
             )
+    check_routing(policy.routing)
+    check_privacy(policy.privacy)
 
 
 def _read(payload: bytes) -> tuple[Policy, tuple[str, ...]] | Refused:

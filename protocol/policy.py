@@ -10,6 +10,9 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from protocol.policy_privacy import PrivacyPolicy as PrivacyPolicy
+from protocol.policy_routing import RoutingPolicy as RoutingPolicy
+
 SCHEMA = "midstream.policy/1.0"
 
 
@@ -88,20 +91,6 @@ class DeliveryPolicy:
     mode: Literal["raw", "reading", "listening"] = "raw"
     reading_tokens_per_s: float = 5.0
     listening_tokens_per_s: float = 3.3
-
-
-@frozen
-class RoutingPolicy:
-    """Which sides may answer text: `device` and `cloud` unless a rule says otherwise; see docs/policy.md."""
-
-    targets: tuple[str, ...] = ("device", "cloud")
-
-
-@frozen
-class PrivacyPolicy:
-    """local_only: no byte of a prompt or an answer leaves the device."""
-
-    local_only: bool = False
 
 
 @frozen

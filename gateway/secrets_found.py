@@ -1,0 +1,113 @@
+"""Where a text holds keys, tokens and passwords: by their makers' marks, and by the words before. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+MAX_PEM = 16 << 10
+"""A private key block is looked for within this many characters."""
+
+_TOKEN = r"[A-Za-z0-9_\-]"
+_MARKED = re.compile(
+    "|".join(
+        (
+            "sk-" + _TOKEN + "{16,220}",
+            "[sr]k_(?:live|test)_[A-Za-z0-9]{16,120}",
+            "gh[oprsu]_[A-Za-z0-9]{20,255}",
+            "github_pat_[A-Za-z0-9_]{20,255}",
+            "glpat-" + _TOKEN + "{16,120}",
+            r"xox[abeprs]-[A-Za-z0-9\-]{12,250}",
+            "A(?:KIA|SIA)[A-Z0-9]{16}",
+            "LTAI[A-Za-z0-9]{12,30}",
+            "AKID[A-Za-z0-9]{13,60}",
+            "AIza" + _TOKEN + "{35}",
+            "hf_[A-Za-z0-9]{20,120}",
+            "npm_[A-Za-z0-9]{36}",
+            "pypi-" + _TOKEN + "{16,250}",
+            r"eyJ[A-Za-z0-9_\-]{13,4096}\.[A-Za-z0-9_\-]{8,8192}\.[A-Za-z0-9_\-]{8,2048}",
+        )
+    )
+)
+"""Each begins with its maker's mark and has at least LEAST_TOKEN characters of one run."""
+
+LEAST_TOKEN = 16
+_RUNS = bytes(ord("a") if chr(code).isalnum() or chr(code) in "_-" else ord(" ") for code in range(128)) + b" " * 128
+_LONG = b"a" * LEAST_TOKEN
+_BEARER = re.compile(r"Bearer ([A-Za-z0-9_\-.=+/]{16,4096})")
+MAX_SEARCHED = 512
+"""In a run longer than this (a picture as text) a mark counts at its beginning only."""
+
+_IN_ADDRESS = re.compile(r"://[^\s/@:]{1,64}:([^\s/@]{1,128})@")
+MAX_IN_ADDRESS = 3 + 64 + 1 + 128
+_WORDS = ("key", "secret", "token", "pass", "pwd", "密码", "口令", "密钥", "令牌")
+_SAID = re.compile(
+    r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?key|token|passw(?:or)?d|passphrase|pwd|密码|口令|密钥|令牌)"
+    r"[\"']?\s{0,3}(?:is\s|是|为|[:=\uff1a\uff1d])\s{0,3}[\"'`]?([A-Za-z0-9+/_\-.~!#$%^&*@=]{6,200})",
+    re.IGNORECASE,
+)
+_BEGIN, _END = "-----BEGIN ", "-----END "
+
+
+def secrets(text: str) -> Iterator[tuple[int, int]]:
+    """Start and end of each; of `password: value` only the value."""
+    yield from _marked(text)
+    if "://" in text and "@" in text:
+        yield from _in_addresses(text)
+    if _BEGIN in text:
+        yield from _private_keys(text)
+    lowered = text.lower()
+    if any(word in lowered for word in _WORDS):
+        yield from _said(text)
+
+
+def _marked(text: str) -> Iterator[tuple[int, int]]:
+    """Marks are looked for in long runs only; a mark in the middle of a word is none."""
+    runs = text.encode("ascii", "replace").translate(_RUNS)
+    start = runs.find(_LONG)
+    while start >= 0:
+        stop = runs.find(b" ", start)
+        stop = stop if stop >= 0 else len(text)
+        found = _MARKED.match(text, start)
+        if found is None and stop - start <= MAX_SEARCHED:
+            found = _MARKED.search(text, start, stop)
+        if found is not None and not (found.start() > start and text[found.start() - 1].isalnum()):
+            yield found.span()
+            stop = max(stop, found.end())
+        start = runs.find(_LONG, stop)
+    if "Bearer " in text:
+        yield from (found.span(1) for found in _BEARER.finditer(text))
+
+
+def _said(text: str) -> Iterator[tuple[int, int]]:
+    """Values that follow a word for a secret. A plain word there is a variable or prose, unless it stands in quotes."""
+    for found in _SAID.finditer(text):
+        value = found.group(1)
+        quoted = text[found.start(1) - 1] in "\"'`"
+        mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+        called = text[found.end(1) : found.end(1) + 1] in ("(", "[")
+        if (quoted or mixed or value.isdigit()) and not called:
+            yield found.span(1)
+
+
+def _in_addresses(text: str) -> Iterator[tuple[int, int]]:
+    """Passwords of `scheme://user:password@host`."""
+    at = text.find("@")
+    while at >= 0:
+        begun = text.rfind("://", max(0, at - MAX_IN_ADDRESS), at)
+        found = _IN_ADDRESS.match(text, begun) if begun >= 0 else None
+        if found is not None:
+            yield found.span(1)
+        at = text.find("@", at + 1)
+
+
+def _private_keys(text: str) -> Iterator[tuple[int, int]]:
+    start = text.find(_BEGIN)
+    while start >= 0:
+        stop = start + len(_BEGIN)
+        if "PRIVATE KEY" in text[start : start + 64]:
+            end = text.find(_END, stop, start + MAX_PEM)
+            close = text.find("-----", end + len(_END), end + 80) if end >= 0 else -1
+            stop = close + 5 if close >= 0 else min(len(text), start + MAX_PEM)
+            yield start, stop
+        start = text.find(_BEGIN, stop)
