@@ -13,12 +13,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from gateway.cache_index import load_graphs, save_graphs
-from gateway.cache_key import CacheKey
-from gateway.cache_store import MAX_ANSWER_BYTES, CachedAnswer, CacheStore
+from gateway.cache_key import LookupKey, lookup_key
+from gateway.cache_store import MAX_ANSWER_BYTES, CacheStore
 from gateway.likeness import difference, fingerprint
+from gateway.ports import CachedAnswer, CacheKey
 from gateway.vectors import ScopedIndex
 from protocol.clock import WallClock, wall_now
 from protocol.errors import MidstreamError
@@ -115,6 +116,11 @@ class SemanticCache:
         """Whether near questions may be answered: an embedder, and a threshold that was tuned for it."""
         return self._embedder is not None and self._settings.threshold_embedder == self._embedder.id
 
+    @property
+    def index(self) -> ScopedIndex | None:
+        """The vectors, for benches; None before start() and without an embedder."""
+        return self._index
+
     async def start(self) -> None:
         """Open the store and make the index from it. Raises ConfigError when the folder cannot be used."""
         await self._do(self._open)
@@ -124,11 +130,19 @@ class SemanticCache:
         await self._do(self._shut)
         self._thread.shutdown()
 
-    async def find(self, key: CacheKey) -> CacheHit | None:
+    async def find(self, key: CacheKey) -> CachedAnswer | None:
         """A kept answer to this request, or None. Never raises for a fault of the embedder: that is a miss."""
-        hit = await self._do(self._exact, key)
-        if hit is None and key.question and self.semantic:
-            hit = await self._near(key)
+        hit = await self.look_up(key)
+        return evolve(hit.answer, source=f"{hit.kind} cache, first made by {hit.answer.source}") if hit else None
+
+    async def look_up(self, key: CacheKey) -> CacheHit | None:
+        """As `find`, with what the hit rests on."""
+        if key.personal:
+            return None
+        wanted = lookup_key(key, self.embedder_id)
+        hit = await self._do(self._exact, wanted)
+        if hit is None and wanted.question and self.semantic:
+            hit = await self._near(wanted)
         if hit is None:
             self.counts.misses += 1
         elif hit.kind == "exact":
@@ -137,19 +151,20 @@ class SemanticCache:
             self.counts.semantic += 1
         return hit
 
-    async def store(self, key: CacheKey, tenant: str, answer: CachedAnswer) -> bool:
-        """Keep a whole answer. False, and nothing kept, for one that was cut, is empty or too long."""
-        if answer.finish != "stop" or not answer.text or len(answer.text.encode()) > MAX_ANSWER_BYTES:
-            return False
-        vector = await self._vector(key.question) if key.question and self.semantic else None
-        await self._do(self._keep, key, tenant, answer, vector)
-        return True
+    async def store(self, key: CacheKey, answer: CachedAnswer) -> None:
+        """Keep a whole answer; a personal, cut, empty or too long one is passed over."""
+        size_bytes = sum(len(piece.encode("utf-8", "surrogatepass")) for piece in answer.pieces)
+        if key.personal or answer.finish != "stop" or not 0 < size_bytes <= MAX_ANSWER_BYTES:
+            return
+        wanted = lookup_key(key, self.embedder_id)
+        vector = await self._vector(wanted.question) if wanted.question and self.semantic else None
+        await self._do(self._keep, wanted, key.tenant, answer, vector)
 
     async def forget(self, tenant: str | None = None) -> int:
         """Drop everything of one tenant, or everything; returns how much it was."""
         return await self._do(self._forget_tenant, tenant)
 
-    async def _near(self, key: CacheKey) -> CacheHit | None:
+    async def _near(self, key: LookupKey) -> CacheHit | None:
         vector = await self._vector(key.question)
         if vector is None:
             return None
@@ -193,7 +208,7 @@ class SemanticCache:
         assert self._store is not None, "start() comes first"
         return self._store
 
-    def _exact(self, key: CacheKey) -> CacheHit | None:
+    def _exact(self, key: LookupKey) -> CacheHit | None:
         entry = self._opened().exact(key.exact)
         if entry is None:
             return None
@@ -204,7 +219,7 @@ class SemanticCache:
         self._opened().used(entry.id)
         return CacheHit(entry.answer, "exact", 1.0, age_s)
 
-    def _candidates(self, key: CacheKey, vector: Any) -> list[tuple[CacheHit, str]]:
+    def _candidates(self, key: LookupKey, vector: Any) -> list[tuple[CacheHit, str]]:
         """Neighbours that are near, fresh and not told apart by their words; nearest first."""
         assert self._index is not None
         mine = fingerprint(key.question)
@@ -231,7 +246,7 @@ class SemanticCache:
     def _told_apart(self, why: str) -> None:
         self.counts.near_misses[why] = self.counts.near_misses.get(why, 0) + 1
 
-    def _keep(self, key: CacheKey, tenant: str, answer: CachedAnswer, vector: Any) -> None:
+    def _keep(self, key: LookupKey, tenant: str, answer: CachedAnswer, vector: Any) -> None:
         store = self._opened()
         old = store.exact(key.exact)
         if old is not None and self._index is not None:

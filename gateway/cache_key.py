@@ -9,17 +9,21 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from gateway.ports import CacheKey
 from protocol.chat import ChatRequest
 
 KEY_VERSION = 1
 """Raised when the meaning of a key changes: entries under older keys are then never found and age out."""
+
+OUTSIDE = ("prompt", "stream", "include_usage", "user")
+"""Fields that do not shape the text of an answer, and the prompt, which is split; new fields count."""
 
 MAX_SEMANTIC_CHARS = 2_000
 """Longer questions are looked up exactly only: a vector of a page says little about what it asks."""
 
 
 @frozen
-class CacheKey:
+class LookupKey:
     """exact: names the whole request. scope: names all of it but the last user turn. question: that turn's text, or
     empty where no semantic lookup may happen."""
 
@@ -28,29 +32,21 @@ class CacheKey:
     question: str
 
 
-def cache_key(tenant: str, chat: ChatRequest, embedder_id: str) -> CacheKey:
+def lookup_key(key: CacheKey, embedder_id: str) -> LookupKey:
     """The key of a request in its final form: model chosen, overrides made, turns as they are sent.
 
     A tenant never meets another's entries, nor one embedder's vectors another's. The shape of the answer (streamed or
     not, usage asked for) is no part of it. Pictures count by their bytes through the message's own fields.
     """
+    chat = key.chat
     question = _question(chat)
-    shared = {
-        "version": KEY_VERSION,
-        "tenant": tenant,
-        "embedder": embedder_id,
-        "model": chat.model,
-        "endpoint": chat.endpoint,
-        "sampling": _plain(chat.sampling),
-        "stop": list(chat.stop),
-        "logprobs": [chat.want_logprobs, chat.top_logprobs],
-        "tools": _plain(chat.tools),
-        "tool_choice": _plain(chat.tool_choice),
-        "response_format": _plain(chat.response_format),
-    }
+    shared = {name.name: _plain(getattr(chat, name.name)) for name in attrs.fields(ChatRequest)}
+    for name in OUTSIDE:
+        shared.pop(name, None)
+    shared |= {"version": KEY_VERSION, "tenant": key.tenant, "embedder": embedder_id}
     turns = _plain(chat.prompt)
     before = turns[:-1] if question and isinstance(turns, list) else turns
-    return CacheKey(
+    return LookupKey(
         exact=_digest(shared | {"prompt": turns}),
         scope=_digest(shared | {"prompt": before, "semantic": True}),
         question=question,
@@ -62,7 +58,7 @@ def _question(chat: ChatRequest) -> str:
     if chat.endpoint != "chat" or not chat.messages or chat.tools:
         return ""
     last = chat.messages[-1]
-    plain = last.role == "user" and not getattr(last, "images", ())
+    plain = last.role == "user" and not last.parts
     return last.content if plain and 0 < len(last.content) <= MAX_SEMANTIC_CHARS else ""
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+from gateway.ports import CachedAnswer
 from protocol.durable import open_sqlite
-from protocol.text import FinishReason
+from protocol.text import Usage
 
 MAX_ANSWER_BYTES = 256 << 10
 """Longer answers are not kept: one of them would push out hundreds."""
@@ -36,30 +37,6 @@ _MIGRATIONS = (
 
 
 @frozen
-class CachedAnswer:
-    """An answer as it was given: its text in the pieces it was streamed in, and what was counted."""
-
-    pieces: tuple[str, ...]
-    finish: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-    def encode(self) -> str:
-        """As JSON, for the store."""
-        return json.dumps([list(self.pieces), self.finish, self.prompt_tokens, self.completion_tokens])
-
-    @classmethod
-    def decode(cls, text: str) -> CachedAnswer:
-        """Back from `encode`."""
-        pieces, finish, prompt_tokens, completion_tokens = json.loads(text)
-        return cls(tuple(pieces), finish, prompt_tokens, completion_tokens)
-
-
-@frozen
 class Entry:
     """One kept answer. vector: little-endian float16 bytes, or None where only the exact key finds it."""
 
@@ -77,6 +54,17 @@ class Vector:
     id: int
     scope: str
     data: bytes
+
+
+def _encoded(answer: CachedAnswer) -> str:
+    usage = answer.usage
+    counts = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
+    return json.dumps([list(answer.pieces), answer.finish, counts, answer.source])
+
+
+def _decoded(text: str) -> CachedAnswer:
+    pieces, finish, counts, source = json.loads(text)
+    return CachedAnswer(tuple(pieces), finish, Usage(*counts), source)
 
 
 class CacheStore:
@@ -104,7 +92,7 @@ class CacheStore:
         ).fetchone()
         if row is None:
             return None
-        return Entry(int(row[0]), row[1], row[2], CachedAnswer.decode(row[3]), float(row[4]))
+        return Entry(int(row[0]), row[1], row[2], _decoded(row[3]), float(row[4]))
 
     def used(self, entry: int) -> None:
         """It served: it goes last."""
@@ -124,7 +112,7 @@ class CacheStore:
     ) -> int:
         """Keep an answer in place of an older one with the same key; returns its number."""
         self._turn += 1
-        row = (exact, scope, tenant, embedder, question, vector, answer.encode(), now_unix_s, self._turn)
+        row = (exact, scope, tenant, embedder, question, vector, _encoded(answer), now_unix_s, self._turn)
         done = self._db.execute(
             "INSERT OR REPLACE INTO "
             "entries(exact, scope, tenant, embedder, question, vector, answer, created_unix_s, used) "

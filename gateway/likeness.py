@@ -53,9 +53,14 @@ _NEGATIONS = frozenset(
         "不 没 無 无 非 未 别 勿"
     )
 )
-_PREPOSITIONS = frozenset(
-    _list("in at from to near between vs versus than for on of into by after before about with as like via per")
+_FILLERS = frozenset(
+    _list(
+        "a an the this that these those some any my your our please just really very also so well ok hello hi hey "
+        "is are was were be been do does did can could will would shall should may might must i we you it there here "
+        "what which how and or to of for me us 的 了 吗 呢 吧 啊 请 请问 么"
+    )
 )
+"""Words whose exchange leaves a question what it was."""
 
 _DIRECTED = frozenset(_list("to from than into over under before after by 比 到 从 给 向"))
 
@@ -207,25 +212,22 @@ def _turned(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 
 
 def _edited(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """One text is the other with few words exchanged where a name, a place or an amount stands.
-
-    Chinese and Japanese have no capitals: there any short exchange in an otherwise equal text counts.
-    """
+    """One text is the other with few words exchanged in one place: a name, a verb or an amount, not a new wording."""
     if max(len(one), len(other)) > MAX_COMPARED_WORDS or not one or not other:
         return False
     matcher = SequenceMatcher(None, one, other, autojunk=False)
     if matcher.quick_ratio() < SAME_ORDER_RATIO or matcher.ratio() < SAME_ORDER_RATIO:
         return False
     changed = [op for op in matcher.get_opcodes() if op[0] != "equal"]
-    exchanged = [op for op in changed if op[0] == "replace"]
     return len(changed) <= MAX_EDITS and any(
-        _name_like(one[a:b], other[c:d], one[a - 1] if a else "") for _, a, b, c, d in exchanged
+        _exchanged(one[a:b], other[c:d]) for op, a, b, c, d in changed if op == "replace"
     )
 
 
-def _name_like(mine: tuple[str, ...], theirs: tuple[str, ...], before: str) -> bool:
-    if _CJK.match(mine[0]) and _CJK.match(theirs[0]):
-        return len(mine) <= 2 * SMALL_EDIT_WORDS and len(theirs) <= 2 * SMALL_EDIT_WORDS
-    if len(mine) > SMALL_EDIT_WORDS or len(theirs) > SMALL_EDIT_WORDS:
+def _exchanged(mine: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
+    """Chinese and Japanese words are one to four characters, each of them a word here."""
+    longest = 2 * SMALL_EDIT_WORDS if _CJK.match(mine[0]) and _CJK.match(theirs[0]) else SMALL_EDIT_WORDS
+    if len(mine) > longest or len(theirs) > longest:
         return False
-    return before in _PREPOSITIONS and not (_stems(mine) & _stems(theirs))
+    left, right = _stems(mine) - _FILLERS, _stems(theirs) - _FILLERS
+    return bool(left) and bool(right) and not left & right

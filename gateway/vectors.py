@@ -154,7 +154,7 @@ class HnswIndex:
 
     def _rebuild(self) -> None:
         old, self._index, self._holes = self._index, self._make(), 0
-        keys = self._np.asarray(list(old.keys), dtype=self._np.uint64)
+        keys = self._np.asarray(old.keys, dtype=self._np.uint64)
         if len(keys):
             self._index.add(keys, self._np.asarray(old.get(keys), dtype=self._np.float32))
 
@@ -170,7 +170,7 @@ class HnswIndex:
 
     def entries(self) -> set[int]:
         """Every key."""
-        return {int(key) for key in self._index.keys}
+        return set(self._np.asarray(self._index.keys, dtype=self._np.uint64).tolist())
 
     def save(self, file: Path) -> None:
         """Whole index into a file; the caller replaces the old one."""
@@ -230,6 +230,11 @@ class ScopedIndex:
         """Nearest first; nothing from any other scope."""
         index = self._scopes.get(scope)
         return index.nearest(vector, count) if index is not None else []
+
+    @property
+    def memory_bytes(self) -> int:
+        """What graphs take; small scopes are not counted."""
+        return sum(graph.memory_bytes for _, graph in self.graphs())
 
     def graphs(self) -> Iterable[tuple[str, HnswIndex]]:
         """Scopes that have a graph: what is worth saving."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,13 @@ from attrs import evolve
 
 from engines.fakes_sentences import FakeEmbedder
 from gateway.cache import CacheSettings, SemanticCache
-from gateway.cache_key import cache_key
-from gateway.cache_store import CachedAnswer
+from gateway.cache_key import lookup_key
+from gateway.ports import CachedAnswer, CacheKey
 from protocol.chat import ChatRequest
 from protocol.clock import WallTime
-from protocol.text import Message, Sampling
+from protocol.text import Message, Sampling, Usage
 
-ANSWER = CachedAnswer(("It is ", "Paris."), "stop", 12, 3)
+ANSWER = CachedAnswer(("It is ", "Paris."), "stop", Usage(12, 3, 0), "cloud")
 
 
 class Rig:
@@ -35,11 +35,11 @@ class Rig:
         return self.cache
 
     async def find(self, text: str, tenant: str = "a", **changes: object) -> str | None:
-        hit = await self.cache.find(cache_key(tenant, chat(text, **changes), self.cache.embedder_id))
+        hit = await self.cache.look_up(CacheKey(tenant, chat(text, **changes)))
         return hit.kind if hit is not None else None
 
-    async def keep(self, text: str, tenant: str = "a", answer: CachedAnswer = ANSWER, **changes: object) -> bool:
-        return await self.cache.store(cache_key(tenant, chat(text, **changes), self.cache.embedder_id), tenant, answer)
+    async def keep(self, text: str, tenant: str = "a", answer: CachedAnswer = ANSWER, **changes: object) -> None:
+        await self.cache.store(CacheKey(tenant, chat(text, **changes)), answer)
 
 
 def chat(text: str, **changes: object) -> ChatRequest:
@@ -60,10 +60,10 @@ QUESTION = "what is the capital city of this large country"
 
 async def test_the_same_request_is_found_exactly_and_keeps_its_pieces(rig: Rig) -> None:
     assert await rig.find(QUESTION) is None
-    assert await rig.keep(QUESTION)
-    hit = await rig.cache.find(cache_key("a", chat(QUESTION), "fake/1"))
+    await rig.keep(QUESTION)
+    hit = await rig.cache.look_up(CacheKey("a", chat(QUESTION)))
     assert hit is not None and hit.kind == "exact"
-    assert hit.answer == ANSWER and hit.answer.text == "It is Paris."
+    assert hit.answer == ANSWER
 
 
 async def test_the_streaming_shape_is_no_part_of_the_key(rig: Rig) -> None:
@@ -125,7 +125,7 @@ async def test_whatever_shapes_the_answer_is_in_the_key(rig: Rig, changes: dict[
     "answer", [evolve(ANSWER, finish="length"), evolve(ANSWER, finish="tool_calls"), evolve(ANSWER, pieces=())]
 )
 async def test_cut_empty_and_tool_answers_are_not_kept(rig: Rig, answer: CachedAnswer) -> None:
-    assert not await rig.keep(QUESTION, answer=answer)
+    await rig.keep(QUESTION, answer=answer)
     assert await rig.find(QUESTION) is None
 
 
@@ -147,7 +147,7 @@ async def test_a_failing_embedder_is_a_miss_and_exact_hits_go_on(rig: Rig) -> No
     rig.embedder.failing = True
     assert await rig.find("something else") is None
     assert await rig.find(QUESTION) == "exact"
-    assert await rig.keep("kept without a vector")
+    await rig.keep("kept without a vector")
     assert await rig.find("kept without a vector") == "exact"
 
 
@@ -161,9 +161,9 @@ async def test_the_checker_has_the_last_word(tmp_path: Path) -> None:
     settings = CacheSettings(tmp_path, threshold=0.6, threshold_embedder="fake/1")
     cache = SemanticCache(settings, FakeEmbedder(), never)
     await cache.start()
-    await cache.store(cache_key("a", chat(QUESTION), "fake/1"), "a", ANSWER)
+    await cache.store(CacheKey("a", chat(QUESTION)), ANSWER)
     near = QUESTION + " please"
-    assert await cache.find(cache_key("a", chat(near), "fake/1")) is None
+    assert await cache.look_up(CacheKey("a", chat(near))) is None
     assert asked == [(QUESTION, near)]
     await cache.close()
 
@@ -226,14 +226,25 @@ async def test_one_tenant_is_forgotten_alone(rig: Rig) -> None:
 async def test_a_replaced_answer_leaves_no_second_vector(rig: Rig) -> None:
     await rig.keep(QUESTION)
     await rig.keep(QUESTION, answer=evolve(ANSWER, pieces=("Rome.",)))
-    hit = await rig.cache.find(cache_key("a", chat(QUESTION + " please"), "fake/1"))
-    assert hit is not None and hit.answer.text == "Rome."
+    hit = await rig.cache.look_up(CacheKey("a", chat(QUESTION + " please")))
+    assert hit is not None and hit.answer.pieces == ("Rome.",)
     assert rig.cache._index is not None and len(rig.cache._index) == 1
 
 
-def test_key_of_two_requests_is_the_same_only_if_all_is() -> None:
-    keys: Callable[[ChatRequest], str] = lambda request: cache_key("t", request, "e").exact  # noqa: E731
+async def test_a_personal_request_is_neither_kept_nor_answered(rig: Rig) -> None:
+    await rig.cache.store(CacheKey("a", chat(QUESTION), personal=True), ANSWER)
+    assert await rig.find(QUESTION) is None
+    await rig.keep(QUESTION)
+    assert await rig.cache.find(CacheKey("a", chat(QUESTION), personal=True)) is None
+
+
+def test_keys_of_two_requests_are_equal_only_if_all_is() -> None:
+    def key(request: ChatRequest) -> str:
+        return lookup_key(CacheKey("t", request), "e").exact
+
     one = chat("x", tools=({"b": 1, "a": 2},))
-    assert keys(one) == keys(chat("x", tools=({"a": 2, "b": 1},)))
-    assert keys(one) != keys(chat("x", tools=({"a": 2, "b": 2},)))
-    assert cache_key("t", chat("x"), "e").scope == cache_key("t", chat("y"), "e").scope
+    assert key(one) == key(chat("x", tools=({"a": 2, "b": 1},)))
+    assert key(one) != key(chat("x", tools=({"a": 2, "b": 2},)))
+    assert key(chat("x")) != key(chat("y"))
+    scopes = {lookup_key(CacheKey("t", chat(text)), "e").scope for text in ("x", "y")}
+    assert len(scopes) == 1
