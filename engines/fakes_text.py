@@ -20,7 +20,7 @@ from engines.credit import Credit
 from engines.port import EngineLoad
 from protocol.clock import Clock
 from protocol.errors import BadRequest, ContextOverflow, EngineCrashed, Full, MidstreamError
-from protocol.text import Message, Prompt, TextCapabilities, TextRequest, Token
+from protocol.text import CallDelta, Message, Prompt, TextCapabilities, TextRequest, Token
 
 Phase = Literal["prepare", "extend", "start", "token"]
 Sleep = Callable[[float], Awaitable[None]]
@@ -92,6 +92,8 @@ class FakeTextEngine:
     Args:
         tokens_per_s, prefill_tokens_per_s: speed, kept by `sleep`; None does not wait at all.
         answer_tokens: the answer ends by itself ("stop") after that many tokens.
+        says: pieces of the answer in place of made-up words, each bytes or a piece of a tool call.
+        grammar, images, tools: what capabilities say; a request is answered all the same.
         capacity: more open generations than this are refused with Full.
         failures: see Failure; more can be added with `fail()` while it runs.
     """
@@ -108,6 +110,10 @@ class FakeTextEngine:
         vocabulary: str | None = "fake-vocabulary",
         continues: Literal["ids", "text", "no"] = "ids",
         logprobs: bool = True,
+        says: Sequence[bytes | CallDelta] | None = None,
+        grammar: bool = False,
+        images: bool = False,
+        tools: bool = False,
         retry_after_s: float = 1.0,
         speaks_early: bool = False,
         failures: Sequence[Failure] = (),
@@ -115,7 +121,8 @@ class FakeTextEngine:
         clock: Clock = time.monotonic,
     ) -> None:
         self.name = name
-        self.answer_tokens = answer_tokens
+        self.answer_tokens = answer_tokens if says is None else len(says)
+        self._says = says
         self.clock = clock
         self.prepared: list[TextRequest] = []
         self.speaks_early = speaks_early
@@ -134,9 +141,11 @@ class FakeTextEngine:
             template="fake",
             context_tokens=context_tokens,
             continues=continues,
-            grammar=False,
+            grammar=grammar,
             logprobs=logprobs,
             embeds=True,
+            images=images,
+            tools=tools,
         )
 
     def fail(self, phase: Phase, error: MidstreamError | None, index: int = 0) -> None:
@@ -194,6 +203,16 @@ class FakeTextEngine:
     def prefill_s(self, tokens: int) -> float:
         """Seconds that `tokens` prefilled tokens take."""
         return self._prefill_s * tokens
+
+    def said(self, prompt: Prompt, index: int) -> Token:
+        """The token at `index`."""
+        made = fake_token(prompt, index, self.answer_tokens)
+        if self._says is None or index >= len(self._says):
+            return made
+        piece = self._says[index]
+        if isinstance(piece, CallDelta):
+            return evolve(made, id=None, data=b"", call=piece)
+        return evolve(made, id=None, data=piece)
 
     def forget(self, continuation: FakeContinuation) -> None:
         """A continuation closed itself."""
@@ -294,7 +313,7 @@ class FakeContinuation:
 
     def _made(self, index: int) -> Token:
         engine, sampling = self._engine, self._request.sampling
-        made = fake_token(self._request.prompt, index, engine.answer_tokens)
+        made = engine.said(self._request.prompt, index)
         finish = made.finish or ("length" if index + 1 == sampling.max_tokens else None)
         alternatives = ((made.data, made.logprob or 0.0),) if sampling.logprobs else ()
         return evolve(made, at_s=engine.clock(), finish=finish, alternatives=alternatives)

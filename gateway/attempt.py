@@ -13,10 +13,11 @@ from gateway.context import RequestContext
 from gateway.line import AnswerLine, ids_may_cross
 from gateway.race import Cleanup, Live
 from gateway.targets import AnswerLengths, Target, TargetBoard
+from gateway.tool_prompt import adapted
 from protocol.clock import Clock
 from protocol.errors import EngineError, LinkTimeout, Unsupported
 from protocol.events import Emit
-from protocol.text import TextCapabilities, TextRequest, Token
+from protocol.text import Message, TextCapabilities, TextRequest, Token
 
 
 @frozen
@@ -87,19 +88,36 @@ class Attempts:
 
     async def prepare(self, target: Target, at: int) -> Continuation:
         """Prefill the prompt and the first `at` tokens of the answer."""
-        sampling = self.request.sampling
-        if at or sampling.logprobs:
+        request, sampling = self.request, self.request.sampling
+        if at or sampling.logprobs or self.special:
             capabilities = await self.ports.board.capabilities(target, self.context.model)
+            request = adapted(request, capabilities)
             if at:
                 self._check_continues(target, capabilities)
+                self._check_call(target, capabilities)
             if sampling.logprobs and not capabilities.logprobs:
                 raise Unsupported(f"{target.name} gives no logprobs", next_step="leave logprobs out", field="logprobs")
-        request = evolve(self.request, prefix=tuple(self.tokens_for(target, 0, at)))
+        request = evolve(request, prefix=tuple(self.tokens_for(target, 0, at)))
         return await target.engine.prepare(request, self.rest_s())
+
+    @property
+    def special(self) -> bool:
+        """The request has what some engines must be told in another way: tools, their turns, or a format."""
+        request = self.request
+        return bool(request.tools or request.response_format) or any(
+            isinstance(turn, Message) and (turn.tool_calls or turn.role == "tool") for turn in request.prompt
+        )
+
+    def _check_call(self, target: Target, capabilities: TextCapabilities) -> None:
+        """A call that was begun as text cannot be gone on with by an engine that writes none."""
+        if capabilities.tools and self.request.tools and self.line.in_call:
+            raise EngineError(f"{target.name} cannot go on with a tool call that another engine began")
 
     def _check_continues(self, target: Target, capabilities: TextCapabilities) -> None:
         if capabilities.continues == "no":
             raise EngineError(f"{target.name} cannot continue a partial answer")
+        if adapted(self.request, capabilities).sampling.json_schema is not None:
+            raise EngineError(f"{target.name} cannot continue an answer that must fit a schema")
         prompt = self.request.prompt
         by_number = bool(self.request.sampling.logit_bias) or (bool(prompt) and isinstance(prompt[0], int))
         if by_number and not self.by_ids(target):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import frozen
 
@@ -25,14 +26,15 @@ from protocol.text import FinishReason, Message, Usage
 
 @frozen
 class Made:
-    """One answer as it ended. pieces: its text as targets made it; shown: as the client saw it. finish None: cut."""
+    """One answer as it ended. pieces, calls: as targets made it; shown: as the client saw it. finish None: cut."""
 
     status: str
     finish: FinishReason | None
     usage: Usage
     sides: tuple[tuple[str, int], ...]
     pieces: tuple[str, ...]
-    shown: str
+    calls: tuple[Mapping[str, Any], ...]
+    shown: Message
     ttft_s: float | None
     total_s: float
 
@@ -58,11 +60,11 @@ class Ending:
         """Once, whatever became of the answer."""
         spent = self._spent(made)
         await self.reservation.settle(spent)
-        if made.status == "ok" and made.finish == "stop" and not self.cached and not self.key.personal:
-            await self.ports.cache.store(self.key, CachedAnswer(made.pieces, made.finish, made.usage, _maker(made)))
-        await self.ports.conversations.closed(
-            self.caller, self.asked, Message("assistant", made.shown), made.finish if made.status == "ok" else None
-        )
+        finish = made.finish if made.status == "ok" else None
+        if finish in ("stop", "tool_calls") and not self.cached and not self.key.personal:
+            kept = CachedAnswer(made.pieces, finish, made.usage, _maker(made), made.calls)
+            await self.ports.cache.store(self.key, kept)
+        await self.ports.conversations.closed(self.caller, self.asked, made.shown, finish)
         self.ports.audit.invocation(self._record(made, spent))
 
     def _spent(self, made: Made) -> Spent:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from gateway.ports import CachedAnswer
 from gateway.stops import Owned
-from protocol.text import FinishReason, Token
+from protocol.text import CallDelta, FinishReason, Token
 
 SIDE = "cache"
 
@@ -28,12 +28,18 @@ class KeptAnswer:
         return ((SIDE, self._given),) if self._given else ()
 
     async def tokens(self) -> AsyncGenerator[Owned, None]:
-        """One token per piece."""
+        """One token per piece, then one per tool call."""
         self.ttft_s = 0.0
-        for index, text in enumerate(self._kept.pieces):
-            self._given += 1
-            yield Owned(Token(index=index, id=None, data=text.encode("utf-8")), SIDE)
+        for text in self._kept.pieces:
+            yield self._owned(data=text.encode("utf-8"))
+        for number, call in enumerate(self._kept.calls):
+            function = call["function"]
+            yield self._owned(call=CallDelta(number, call["id"], function["name"], function["arguments"]))
         self.finish = self._kept.finish
+
+    def _owned(self, data: bytes = b"", call: CallDelta | None = None) -> Owned:
+        self._given += 1
+        return Owned(Token(index=self._given - 1, id=None, data=data, call=call), SIDE)
 
     async def abort(self, reason: str) -> None:
         """It ends by itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gateway.seam import ends_whole, may_cut
+from gateway.seam import ends_whole, inside_tool_call, may_cut
 from gateway.stops import Owned
 from protocol.text import Token
 
@@ -74,6 +74,11 @@ class AnswerLine:
     def may_cut(self, following: bytes | None, by_ids: bool) -> bool:
         """Whether the answer may go on elsewhere at `next`; see gateway.seam.may_cut."""
         return not self.called and self._whole == len(self._made) and may_cut(bytes(self._answer), following, by_ids)
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the answer so far ends inside a tool call that is written as text."""
+        return inside_tool_call(bytes(self._answer))
 
     def tokens(self, first: int, end: int, by_ids: bool) -> Sequence[Token]:
         """Tokens [first, end) as another engine may see them: no more than it needs to go on from there."""

@@ -106,7 +106,22 @@ class TextWay:
             saved_tokens=compressed.saved_tokens,
         )
         restorer = redaction.restorer if redaction else None
-        return Answer(context, chat, owner, plan.reason, self._admit, ending, restorer, ports.clock, ports.emit)
+        return Answer(
+            context,
+            chat,
+            owner,
+            plan.reason,
+            self._admit,
+            ending,
+            restorer,
+            ports.clock,
+            ports.emit,
+            tells_calls=lambda side: kept is not None or self._tells_calls(ending.targets.get(side), routed.model),
+        )
+
+    def _tells_calls(self, target: Target | None, model: str) -> bool:
+        known = self.board.known(target, model) if target is not None else None
+        return known is not None and known.tools
 
     async def embedding(self, wanted: EmbeddingsRequest, caller: Caller = LOCAL) -> EmbeddingRun:
         """The same steps for vectors, within the same bounds. Raises what `answer` raises."""

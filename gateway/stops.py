@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from engines.pieces import unfinished_bytes
-from protocol.text import Token
+from protocol.text import CallDelta, Token
 
 
 @frozen
@@ -22,11 +22,13 @@ class Owned:
 class Piece:
     """Text that may be shown, with the tokens it came from.
 
-    `text` may be shorter than the tokens at a stop string, and longer where a placeholder was put back.
+    `text` may be shorter than the tokens at a stop string, and longer where a placeholder was put back. calls: pieces
+    of tool calls after the text.
     """
 
     text: str
     tokens: tuple[Owned, ...]
+    calls: tuple[CallDelta, ...] = ()
 
     @property
     def side(self) -> str:

@@ -29,11 +29,18 @@ class Want:
 
 
 IMAGES = Want("messages", "images", lambda can: can.images)
-TOOLS = Want("tools", "tools", lambda can: can.tools)
+FORCED = Want("tool_choice", "a forced tool call", lambda can: can.tools or can.grammar)
 FORMAT = Want("response_format", "a response format", lambda can: can.tools or can.grammar)
+FORMAT_WITH_TOOLS = Want("response_format", "a response format beside tools", lambda can: can.tools)
 
 
 def wants(chat: ChatRequest) -> tuple[Want, ...]:
-    """The needs of `chat`; empty for plain text."""
-    asked = ((IMAGES, chat.has_images), (TOOLS, bool(chat.tools)), (FORMAT, chat.response_format is not None))
+    """The needs of `chat`; empty for text, and for tools that may be called: every model can be told of those."""
+    formed = chat.response_format is not None
+    asked = (
+        (IMAGES, chat.has_images),
+        (FORCED, bool(chat.tools) and chat.tool_choice != "auto"),
+        (FORMAT, formed and not chat.tools),
+        (FORMAT_WITH_TOOLS, formed and bool(chat.tools)),
+    )
     return tuple(want for want, needed in asked if needed)

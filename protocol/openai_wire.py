@@ -32,7 +32,7 @@ from protocol.errors import (
     Unauthenticated,
 )
 from protocol.openai_parse import parse_chat, parse_completion, parse_embeddings
-from protocol.text import Token, Usage
+from protocol.text import CallDelta, Token, Usage
 
 __all__ = [
     "AnswerHead", "chunk", "data_event", "dump", "embeddings_response", "error_body", "error_event", "error_object",
@@ -64,6 +64,7 @@ def chunk(
     text: str | None = None,
     *,
     role: bool = False,
+    calls: Sequence[CallDelta] = (),
     finish: str | None = None,
     logprobs: Json | None = None,
     null_usage: bool = False,
@@ -75,6 +76,8 @@ def chunk(
         delta: Json = {"role": "assistant"} if role else {}
         if text is not None:
             delta["content"] = text
+        if calls:
+            delta["tool_calls"] = [_call_delta(call) for call in calls]
         choice["delta"] = delta
     else:
         choice["text"] = text or ""
@@ -85,6 +88,14 @@ def chunk(
     if null_usage:
         document["usage"] = None
     return document
+
+
+def _call_delta(call: CallDelta) -> Json:
+    """Id, type and name once, with empty arguments; then arguments alone."""
+    if call.id:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": call.index, "id": call.id, "type": "function", "function": function}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def usage_chunk(head: AnswerHead, usage: Usage, extra: Mapping[str, Any] | None = None) -> Json:
@@ -106,7 +117,7 @@ def response(
     """A whole answer."""
     choice: Json = {"index": 0, "logprobs": logprobs, "finish_reason": finish}
     if head.endpoint == "chat":
-        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        message: Json = {"role": "assistant", "content": text if text or not tool_calls else None, "refusal": None}
         if tool_calls:
             message["tool_calls"] = list(tool_calls)
         choice["message"] = message

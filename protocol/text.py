@@ -53,7 +53,7 @@ class Message:
 class CallDelta:
     """A piece of a tool call, from an engine that tells calls apart from text.
 
-    index: which call of the answer, from 0. id, name: with the first piece of a call only. arguments: the next part of
+    index: which call of the answer, from 0. id, name: with the first piece of a call. arguments: the next part of
     its JSON text.
     """
 

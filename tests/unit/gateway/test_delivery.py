@@ -15,6 +15,7 @@ from gateway.answer import Answer
 from gateway.pipeline import TextWay
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.targets import Target
+from gateway.wire_openai import OpenAIWire
 from links.port import Response
 from protocol.errors import EngineError, Full, LinkClosed
 from protocol.events import RecordingEmit, TextDelivered, TextDone
@@ -24,6 +25,10 @@ from protocol.policy import DeliveryPolicy, MigrationPolicy, Policy
 
 DEFAULT = Policy()
 FAST = GatewaySettings(hold_headers_s=0.05, ping_every_s=0.02, drain_s=0.05)
+
+
+def wire_of(answer: Answer) -> OpenAIWire:
+    return OpenAIWire(head_for(answer.request, "id", 1))
 
 
 class Desk:
@@ -44,7 +49,7 @@ class Desk:
         return await self.way.answer(parse_chat({"messages": [{"role": "user", "content": "x"}], **body}))
 
     async def streamed(self, answer: Answer) -> Response:
-        return await delivery.streamed(answer, head_for(answer.request, "id", 1), self.settings)
+        return await delivery.streamed(answer, wire_of(answer), self.settings)
 
     def done(self) -> list[TextDone]:
         return [event for event in self.emit.events if isinstance(event, TextDone)]
@@ -100,7 +105,8 @@ async def test_a_refusal_before_content_is_raised_and_leaves_no_place_taken() ->
     with pytest.raises(Full):
         await desk.streamed(await desk.answer())
     with pytest.raises(Full):
-        await delivery.whole(await desk.answer(), head_for((await desk.answer()).request, "id", 1))
+        answer = await desk.answer()
+        await delivery.whole(answer, wire_of(answer))
     assert [done.status for done in desk.done()] == ["over_capacity", "over_capacity"]
     assert desk.way._running == {}
 

@@ -1,0 +1,77 @@
+"""OpenAI's API over HTTP: bodies in, answers and errors out in OpenAI's own shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.answer import Answer
+from gateway.door import JSON, Door, Handle, shaped
+from gateway.wire_openai import OpenAIWire
+from links.port import Request, Response, Route
+from protocol import openai_wire
+from protocol.openai_parse import parse_chat, parse_completion, parse_embeddings
+
+
+class OpenAIFront:
+    """/v1/models, /v1/chat/completions, /v1/completions, /v1/embeddings."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def routes(self) -> Sequence[Route]:
+        """What a house mounts."""
+        limit = self._door.way.settings.max_body_bytes
+
+        def route(method: str, path: str, handle: Handle) -> Route:
+            return Route(method, path, shaped(handle, openai_wire.error_body), limit if method == "POST" else 0)
+
+        return (
+            route("GET", "/v1/models", self.models),
+            route("GET", "/v1/models/{id}", self.model),
+            route("POST", "/v1/chat/completions", self.chat),
+            route("POST", "/v1/completions", self.completion),
+            route("POST", "/v1/embeddings", self.embeddings),
+        )
+
+    async def models(self, request: Request) -> Response:
+        """Every model that some allowed target has and the key may name; `owned_by` names those targets."""
+        allowed = self._door.way.caller(request).models
+        listed = openai_wire.models_list(
+            (model, "+".join(targets), self._door.begun_unix_s)
+            for model, targets in self._door.way.models().items()
+            if allowed is None or model in allowed
+        )
+        return Response(200, JSON, openai_wire.dump(listed))
+
+    async def model(self, request: Request) -> Response:
+        """One model by name."""
+        self._door.way.caller(request)
+        name = request.params.get("id", "")
+        listed = openai_wire.models_list([(name, "+".join(self._door.known(name)), self._door.begun_unix_s)])
+        return Response(200, JSON, openai_wire.dump(listed["data"][0]))
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        caller, body = self._door.opened(request)
+        return await self._door.answer(caller, parse_chat(body), self._wire)
+
+    async def completion(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        caller, body = self._door.opened(request)
+        return await self._door.answer(caller, parse_completion(body), self._wire)
+
+    def _wire(self, answer: Answer) -> OpenAIWire:
+        prefix = "chatcmpl" if answer.request.endpoint == "chat" else "cmpl"
+        created_s = int(self._door.wall().unix_s)
+        return OpenAIWire(openai_wire.head_for(answer.request, f"{prefix}-{answer.context.id}", created_s))
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings, by the first allowed target whose engine was seen to embed."""
+        caller, body = self._door.opened(request)
+        wanted = parse_embeddings(body)
+        run = await self._door.way.embedding(wanted, caller)
+        vectors = await run.vectors()
+        document = openai_wire.embeddings_response(run.context.model, vectors, run.prompt_tokens, wanted.base64)
+        headers = {**JSON, "x-midstream-target": run.target, "x-midstream-request-id": run.context.id}
+        headers.update(run.reservation.headers)
+        return Response(200, headers, openai_wire.dump(document))
