@@ -1,15 +1,17 @@
 """Who may call what on the coordinator's one TLS port; every refusal has the shape its API's clients expect.
 
-Open: /healthz. By secret: the join endpoint. By admin key: /midstream/v1/admin. Everything else: a client certificate
-of the fleet, or `Authorization: Bearer <client key>`.
+Open: /healthz. By secret: the join endpoint. By admin key: /midstream/v1/admin. By a client certificate of the fleet or
+an admin key: metrics and status. The two ways: a client certificate, or an invoke key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from gateway.keys import KeyTable, presented
 from links.port import FrameRoute, FrameStream, Request, Response, Route
 from protocol import oip, openai_wire
 from protocol.errors import MidstreamError, Unauthenticated
@@ -24,26 +26,53 @@ IsDevice = Callable[[str, bytes | None], bool]
 """Whether the holder of a verified certificate (its name, and itself as DER) is a device of the fleet now."""
 
 
-def fleet_member(is_device: IsDevice, is_client_key: Callable[[str], bool]) -> Check:
-    """Devices by certificate, clients by key."""
+def fleet_member(is_device: IsDevice, keys: KeyTable) -> Check:
+    """Who may use the two ways: devices by certificate, clients by invoke key."""
 
     def check(request: Request) -> str | None:
         if request.peer is not None and is_device(request.peer, request.peer_der):
             return request.peer
-        key = bearer(request)
-        return "client" if key is not None and is_client_key(key) else None
+        return keys.caller(request.headers, request.remote).key_id if presented(request.headers) else None
 
     return check
 
 
-def admin(is_admin_key: Callable[[str], bool]) -> Check:
-    """The operator, by the key in the state folder."""
+def observer(is_device: IsDevice, keys: KeyTable) -> Check:
+    """Who may see how the house is: devices and admin keys. An invoke key sees its own answers alone."""
 
     def check(request: Request) -> str | None:
-        key = bearer(request)
-        return "admin" if key is not None and is_admin_key(key) else None
+        if request.peer is not None and is_device(request.peer, request.peer_der):
+            return request.peer
+        return keys.admin(request.headers, request.remote).id if presented(request.headers) else None
 
     return check
+
+
+def admin(keys: KeyTable) -> Check:
+    """The operator, by admin key."""
+
+    def check(request: Request) -> str | None:
+        return keys.admin(request.headers, request.remote).id if presented(request.headers) else None
+
+    return check
+
+
+Record = Callable[[str, str, str, Mapping[str, Any]], None]
+"""Writes down (who, what, on what, details); waits for the disk."""
+
+
+def recorded(routes: Sequence[Route], operator: Check, record: Record) -> list[Route]:
+    """The same routes; what may change something is written down before it is done."""
+
+    def watched(route: Route) -> Route:
+        async def handle(request: Request) -> Response:
+            who = operator(request) or "nobody"
+            await asyncio.to_thread(record, who, f"{route.method} {route.path}", request.path[:256], {})
+            return await route.handle(request)
+
+        return Route(route.method, route.path, handle, route.max_body_bytes)
+
+    return [route if route.method == "GET" else watched(route) for route in routes]
 
 
 def bearer(request: Request) -> str | None:
@@ -119,5 +148,5 @@ def _require(check: Check, request: Request) -> None:
     if check(request) is None:
         raise Unauthenticated(
             "this endpoint needs a fleet certificate or a key",
-            next_step="send `Authorization: Bearer <client key>`; the key was printed at the first start",
+            next_step="send `Authorization: Bearer <key>`; the first start printed one, midstream keys add makes more",
         )

@@ -8,7 +8,6 @@ no longer be read is never replaced in silence, for every device would have to j
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,13 +110,6 @@ class Authority:
     def issue(self, request: CheckedRequest, now_s: float) -> str:
         """A device certificate, PEM."""
         return issue_client(self.ca, request, now_s).decode("ascii")
-
-    def is_client_key(self, text: str) -> bool:
-        """Constant-time comparison with the stored hash."""
-        return hmac.compare_digest(_sha256(text), self.client_key_sha256)
-
-    def is_admin_key(self, text: str) -> bool:
-        return hmac.compare_digest(_sha256(text), _sha256(self.admin_key))
 
     def with_new_history(self, now_s: float) -> Authority:
         """Note durably that the policy history starts anew, so that devices take its first document."""

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from cloud_stub.access import OpenFrames, admin, error_response, fleet_member
+from cloud_stub.access import OpenFrames, admin, error_response, fleet_member, observer, recorded
 from cloud_stub.addresses import advertised, local_url_host
-from cloud_stub.admin import AdminApi
+from cloud_stub.admin import ADMIN, AdminApi
 from cloud_stub.advert import advertise, instance_name, txt_record
 from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority, take_back_client_key
 from cloud_stub.broker import EmbeddedBroker
@@ -24,13 +24,15 @@ from cloud_stub.compose_webrtc import offers_webrtc, open_rendezvous
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.coordinator import Coordinator, goodbye
 from cloud_stub.enrolment import EMBEDDED_BROKER_VERSION, BrokerAddress, Enrolment
-from cloud_stub.http import assemble, member_routes, open_routes
+from cloud_stub.http import Checks, assemble, observer_routes, open_routes
 from cloud_stub.join_secrets import JoinSecrets
 from cloud_stub.publishing import Publisher
 from cloud_stub.queue_watch import QueueWatch
 from cloud_stub.registry import DeviceRegistry, OpenedRegistry, open_registry
 from cloud_stub.rendezvous import Rendezvous
 from cloud_stub.tails import ServedStore, TailHouse
+from cloud_stub.tenants import TenantHouse
+from cloud_stub.tenants_admin import TenantsApi
 from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
 from links.http_server import RunningServer, serve
@@ -123,6 +125,8 @@ class CoordinatorHouse:
             self.notes.append("the policy history begins anew")
         if opened.moved_to is not None:
             self.notes.append(f"the registry was damaged and moved to {opened.moved_to}; devices will register again")
+        self.tenants = await asyncio.to_thread(TenantHouse, config, self.authority, self._wall, self.metrics)
+        stack.push_async_callback(self.tenants.close)
         self._secrets = JoinSecrets(config.state_dir / "join.json", self._clock)
         self.publisher = Publisher(self.authority, self.registry, self._wall)
 
@@ -183,23 +187,29 @@ class CoordinatorHouse:
         self.notes += self._missing()
 
     async def _open_server(self, stack: contextlib.AsyncExitStack) -> None:
-        front, tails = self.text.front(self.metrics), self.tails.mount
+        tenants, text, tails = self.tenants, self.text.front(self.metrics, self.tenants), self.tails.mount
         enrolment = Enrolment(self.authority, self._secrets, self.registry, self._broker_address, self._wall)
         operators = AdminApi(
             self.registry, self.publisher, self.coordinator, self.join_string, self._end_sessions, self._wall
         )
-        member = fleet_member(self._is_device, self.authority.is_client_key)
+        checks = Checks(
+            fleet_member(self._is_device, tenants.keys), observer(self._is_device, tenants.keys), admin(tenants.keys)
+        )
         served = assemble(
             open_routes(enrolment, lambda: self._serving),
-            [*member_routes(self.status, self._render, self.info), *self.tails.shelf.routes()],
-            operators.routes(),
-            [front, tails],
-            [self.text.handoff(member)],
-            member,
-            admin(self.authority.is_admin_key),
+            observer_routes(self.status, self._render, self.info),
+            self.tails.shelf.routes(),
+            [
+                *recorded(operators.routes(), checks.operator, tenants.record),
+                *TenantsApi(tenants.tenancy, tenants.ledger, self._wall, ADMIN).routes(),
+            ],
+            [text, tails],
+            [self.text.handoff(checks.member)],
+            checks,
             self._frames,
         )
-        for way in (front, tails):
+        await tenants.start()
+        for way in (text, tails):
             await way.start()
             stack.push_async_callback(way.stop)
         files = self.authority.server_file, self.authority.server_file, self.authority.roots_file

@@ -55,6 +55,7 @@ class CoordinatorConfig:
     tails export`; they run here while it cannot. join_ttl_s: how long a fresh join string can be used.
     webrtc: answer devices that cannot reach the port (needs the extra). webrtc_servers: STUN and TURN servers to use,
     none is contacted otherwise. webrtc_addresses: addresses of this machine for it (empty: all but loopback).
+    limits_redis: where gateways on several machines share the limits of tenants (None: a database in state_dir).
     """
 
     state_dir: Path
@@ -88,6 +89,7 @@ class CoordinatorConfig:
     webrtc_username: str | None = None
     webrtc_credential: str | None = field(default=None, repr=False)
     webrtc_addresses: tuple[str, ...] = ()
+    limits_redis: str | None = field(default=None, repr=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     source: str = field(default="defaults", eq=False)
 

@@ -30,6 +30,15 @@ class Served:
     frame_routes: Sequence[FrameRoute]
 
 
+@frozen
+class Checks:
+    """Who counts as what."""
+
+    member: Check
+    observer: Check
+    operator: Check
+
+
 def open_routes(enrolment: Enrolment, serving: Callable[[], bool]) -> list[Route]:
     """What a stranger may call: liveness, and joining by secret."""
 
@@ -47,10 +56,10 @@ def open_routes(enrolment: Enrolment, serving: Callable[[], bool]) -> list[Route
     ]
 
 
-def member_routes(
+def observer_routes(
     status: Callable[[], Mapping[str, Any]], metrics: Callable[[], str], info: Callable[[], CoordinatorInfo]
 ) -> list[Route]:
-    """What a member of the fleet may call beside the two ways."""
+    """How the house is, for devices and operators."""
 
     async def show_metrics(request: Request) -> Response:
         return Response(headers=METRICS, body=metrics().encode())
@@ -70,18 +79,23 @@ def member_routes(
 
 def assemble(
     strangers: Sequence[Route],
+    observers: Sequence[Route],
     members: Sequence[Route],
     operators: Sequence[Route],
     mounts: Sequence[Mount],
     frames: Sequence[FrameRoute],
-    member: Check,
-    operator: Check,
+    checks: Checks,
     opened: OpenFrames,
 ) -> Served:
     """Each route behind the check of its kind; nothing of a mount is reachable without one."""
     ways = [route for mount in mounts for route in mount.routes]
     way_frames = [route for mount in mounts for route in mount.frame_routes]
     return Served(
-        routes=[*strangers, *guarded([*members, *ways], member), *guarded(operators, operator)],
-        frame_routes=guarded_frames([*frames, *way_frames], member, opened),
+        routes=[
+            *strangers,
+            *guarded(observers, checks.observer),
+            *guarded([*members, *ways], checks.member),
+            *guarded(operators, checks.operator),
+        ],
+        frame_routes=guarded_frames([*frames, *way_frames], checks.member, opened),
     )

@@ -7,8 +7,11 @@ import hashlib
 import logging
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from cloud_stub.access import Check, bearer
 from cloud_stub.config import CoordinatorConfig
+from cloud_stub.tenants import TenantHouse
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import TextEngine
 from engines.queued_text import QueuedTextEngine
@@ -73,10 +76,13 @@ class TextHouse:
         owner = _device_owner(device_id)
         await asyncio.gather(*(hosted.end() for name, hosted in tuple(self._streams.open.values()) if name == owner))
 
-    def front(self, emit: Emit) -> Mount:
-        """The OpenAI API over the same engines."""
+    def front(self, emit: Emit, tenants: TenantHouse | None = None) -> Mount:
+        """The OpenAI API over the same engines, behind keys and limits where there are tenants."""
         policy = Policy(limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS))
-        return build_gateway(GatewaySettings(), GatewayPorts(targets=self.targets, policy=lambda: policy, emit=emit))
+        ports = GatewayPorts(targets=self.targets, policy=lambda: policy, emit=emit)
+        if tenants is not None:
+            ports = evolve(ports, keys=tenants.keys, limits=tenants.limits, audit=tenants.audit)
+        return build_gateway(GatewaySettings(), ports)
 
     async def warm(self) -> None:
         """Load every model before its first request, one after the other; a model that fails stays cold."""

@@ -59,7 +59,7 @@ class TextWay:
 
     def caller(self, request: Request) -> Caller:
         """Who asks. Raises Unauthenticated or NotAllowed."""
-        return self.ports.keys.caller(request.headers, request.remote)
+        return self.ports.keys.caller(request.headers, request.remote, request.peer)
 
     async def answer(self, asked: ChatRequest, caller: Caller = LOCAL) -> Answer:
         """Everything that is decided before an engine is asked; the caller closes what it is given.

@@ -27,8 +27,11 @@ AUTO = "auto"
 class KeyRing(Protocol):
     """Who may ask."""
 
-    def caller(self, headers: Mapping[str, str], remote_ip: str | None) -> Caller:
-        """Header names are lower case. Raises Unauthenticated or NotAllowed."""
+    def caller(self, headers: Mapping[str, str], remote_ip: str | None, peer: str | None = None) -> Caller:
+        """Header names are lower case. `peer`: a device whose certificate the house has judged; it needs no key.
+
+        Raises Unauthenticated or NotAllowed.
+        """
         ...
 
 
@@ -259,7 +262,7 @@ class Audit(Protocol):
 class OpenKeys:
     """Everybody is the local client: for a front door on loopback, or behind a guard of its own."""
 
-    def caller(self, headers: Mapping[str, str], remote_ip: str | None) -> Caller:
+    def caller(self, headers: Mapping[str, str], remote_ip: str | None, peer: str | None = None) -> Caller:
         return LOCAL
 
 

@@ -22,6 +22,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "coordinator": ("cloud_stub.cli:coordinator", "run the coordinator"),
     "policy": ("cloud_stub.cli:policy", "publish policy to the fleet"),
     "tails": ("cloud_stub.tails_cli:tails", "export tails for another inference server"),
+    "keys": ("cloud_stub.tenants_cli:keys", "list, add, rotate or revoke API keys"),
+    "tenants": ("cloud_stub.tenants_cli:tenants", "who may take how much of which models, and their bills"),
+    "audit": ("cloud_stub.tenants_cli:audit", "verify the record of requests and management"),
     "fleet": ("cloud_stub.cli:fleet", "list the fleet's devices"),
 }
 

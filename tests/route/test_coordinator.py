@@ -18,6 +18,7 @@ import pytest
 
 from cloud_stub import cli
 from cloud_stub.admin_client import AdminClient
+from cloud_stub.authority import read_admin_key
 from cloud_stub.compose import CoordinatorHouse
 from links.tls import fetch_peer_certificate
 from protocol import handoff
@@ -57,24 +58,20 @@ async def test_who_may_call_what(tmp_path: Path) -> None:
     async with running(tmp_path) as coordinator:
         key = coordinator.house.authority.new_client_key
         files = await coordinator.member()
-        paths = (
-            "/metrics",
-            "/midstream/v1/status",
-            "/midstream/v1/info",
-            "/midstream/v1/bundles",
-            "/v1/models",
-            "/v2/health/ready",
-        )
-        for path in paths:
+        boss = read_admin_key(coordinator.house.config.state_dir)
+        house = ("/metrics", "/midstream/v1/status", "/midstream/v1/info")
+        ways = ("/midstream/v1/bundles", "/v1/models", "/v2/health/ready")
+        for path in (*house, *ways):
             stranger = await coordinator.get(path)
             assert stranger.status == 401, path
             assert stranger.headers["www-authenticate"] == "Bearer"
             assert (await coordinator.get(path, key="msk-wrong")).status == 401
-            assert (await coordinator.get(path, key=key)).status == 200, path
+            assert (await coordinator.get(path, key=key)).status == (403 if path in house else 200), path
+            assert (await coordinator.get(path, key=boss)).status == (200 if path in house else 403), path
             assert (await coordinator.get(path, files=files)).status == 200, path
         assert (await coordinator.get("/healthz")).status == 200
-        for who in ({}, {"key": key}, {"files": files}):
-            assert (await coordinator.get("/midstream/v1/admin/devices", **who)).status == 401
+        for who, status in (({}, 401), ({"key": key}, 403), ({"files": files}, 401), ({"key": boss}, 200)):
+            assert (await coordinator.get("/midstream/v1/admin/devices", **who)).status == status
         with pytest.raises(LinkError):
             stream = await coordinator.link().open("/midstream/v1/handoff")
             await stream.send(b"x")
@@ -203,7 +200,7 @@ async def test_a_start_that_fails_keeps_no_secret_from_its_operator(
         shown = "\n".join(cli.welcome(second.house))
         key = second.house.authority.new_client_key
         assert key is not None and key in shown and "midstream join mj1." in shown
-        assert (await second.get("/metrics", key=key)).status == 200
+        assert (await second.get("/v1/models", key=key)).status == 200
 
 
 async def test_later_starts_show_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +229,7 @@ async def test_restarts_keep_trust_and_history(tmp_path: Path) -> None:
     async with running(tmp_path) as second:
         assert second.house.authority.new_client_key is None
         assert (await second.get("/metrics", files=files)).status == 200
-        assert (await second.get("/metrics", key=key)).status == 200
+        assert (await second.get("/v1/models", key=key)).status == 200
         assert (await second.join(new_device("pi-2"), secret)).status == 200
         found = await AdminClient(second.house.config.state_dir).ask("GET", "/policy")
         assert [p["version"] for p in found["policies"]] == [version]

@@ -11,6 +11,7 @@ import pytest
 
 from cloud_stub.authority import OWN_NAME, ensure_certificates, open_authority, read_admin_key
 from cloud_stub.certificates import DAY_S, check_request, facts, read_pair
+from gateway.keys import sha256_of
 from links.tls import client_context, fingerprint, server_context
 from protocol.errors import ConfigError, ProtocolError
 from tests.unit.cloud_stub.device_side import NOW_S, new_device
@@ -21,12 +22,11 @@ def test_first_start_makes_everything_and_the_next_finds_it(tmp_path: Path) -> N
     second = open_authority(tmp_path / "s", "lab", NOW_S + 10)
     assert first.first_start and not second.first_start
     assert first.new_client_key is not None and second.new_client_key is None
-    assert second.is_client_key(first.new_client_key)
-    assert not second.is_client_key(first.new_client_key + "x")
+    assert second.client_key_sha256 == sha256_of(first.new_client_key)
     assert second.ca_fingerprint == first.ca_fingerprint == fingerprint(first.ca_pem)
     assert second.policy_keys == first.policy_keys
     assert (first.record.run, second.record.run) == (1, 2)
-    assert second.is_admin_key(read_admin_key(tmp_path / "s"))
+    assert second.admin_key == read_admin_key(tmp_path / "s")
 
 
 def test_secrets_are_readable_by_the_owner_only(tmp_path: Path) -> None:

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from cloud_stub.access import OpenFrames, admin, bearer, error_response, fleet_member, guarded_frames
+from cloud_stub.access import (
+    OpenFrames,
+    admin,
+    bearer,
+    error_response,
+    fleet_member,
+    guarded_frames,
+    observer,
+)
 from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.advert import SERVICE_TYPE, advertise, instance_name, txt_record
 from cloud_stub.config import CoordinatorConfig
@@ -19,9 +27,11 @@ from cloud_stub.text import TextHouse, open_engines, owner_of, queued
 from engines.catalogue import load_catalogue
 from engines.fakes_text import FakeTextEngine
 from engines.peer import PeerEngine
+from gateway.keys import KeyKind, KeyRecord, KeyTable, sha256_of
 from links.memory import MemoryBrowser, MemoryLink, MemoryNetwork
 from links.port import FrameRoute, FrameStream, Request
 from links.service_record import MAX_TXT_BYTES, check_service
+from protocol.clock import wall_now
 from protocol.errors import Full, LinkError, NotAllowed, NotFound, Unauthenticated
 from protocol.events import ignore
 from protocol.openai_wire import error_body
@@ -175,14 +185,33 @@ def request(headers: Mapping[str, str] | None = None, peer: str | None = None, p
 
 
 def test_who_is_who() -> None:
-    check = fleet_member(lambda name, der: name != "revoked", lambda key: key == "good")
-    assert check(request(peer="pi-1")) == "pi-1"
-    assert check(request(peer="revoked")) is None
-    assert check(request({"authorization": "Bearer good"})) == "client"
-    assert check(request({"authorization": "bearer  good "})) == "client"
-    for wrong in ("Bearer bad", "Basic good", "good", "", "Bearer " + "x" * 300, "Bearer "):
-        assert check(request({"authorization": wrong})) is None, wrong
-    assert admin(lambda key: False)(request({"authorization": "Bearer good"})) is None
+    def key(text: str, kind: KeyKind) -> KeyRecord:
+        return KeyRecord(f"{kind}-1", kind, "default", sha256_of(text), 0.0)
+
+    keys = KeyTable(wall_now, [key("good", "invoke"), key("boss", "admin")])
+
+    def is_device(name: str, der: bytes | None) -> bool:
+        return name != "revoked"
+
+    member, watcher, operator = fleet_member(is_device, keys), observer(is_device, keys), admin(keys)
+    for check in (member, watcher):
+        assert check(request(peer="pi-1")) == "pi-1"
+        assert check(request(peer="revoked")) is None
+    assert operator(request(peer="pi-1")) is None
+    assert member(request({"authorization": "Bearer good"})) == "invoke-1"
+    assert member(request({"authorization": "bearer  good "})) == "invoke-1"
+    assert watcher(request({"authorization": "Bearer boss"})) == "admin-1"
+    assert operator(request({"authorization": "Bearer boss"})) == "admin-1"
+    with pytest.raises(NotAllowed, match="admin keys cannot invoke"):
+        member(request({"authorization": "Bearer boss"}))
+    for check in (watcher, operator):
+        with pytest.raises(NotAllowed, match="neither bills nor configuration"):
+            check(request({"authorization": "Bearer good"}))
+    for check in (member, watcher, operator):
+        for wrong in ("Basic good", "good", "", "Bearer " + "x" * 300, "Bearer "):
+            assert check(request({"authorization": wrong})) is None, wrong
+        with pytest.raises(Unauthenticated):
+            check(request({"authorization": "Bearer bad"}))
     assert bearer(request()) is None
     assert owner_of(request(peer="pi-1")) == "device:pi-1"
     assert owner_of(request({"authorization": "Bearer a"})) != owner_of(request({"authorization": "Bearer b"}))
