@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from agent.cloud_link import AvailableLink
+from agent.compose_providers import open_providers
 from agent.config import AgentConfig
 from agent.health import Health
 from agent.host import Host
@@ -95,6 +96,7 @@ class TextSide:
         self._peer = PeerEngine(lambda: cloud.open(HANDOFF_PATH), name="cloud", resume_s=RESUME_S)
         self._at_cloud: dict[str, PeerEngine] = {}
         self._server: HttpLink | None = None
+        self.providers = open_providers(config)
         self.settled = asyncio.Event()
 
     @property
@@ -136,7 +138,7 @@ class TextSide:
         if self._cloud.available:
             # One view per model, so that the first question about capabilities already names it.
             found += [Target("cloud", False, engine, frozenset({name})) for name, engine in self._at_cloud.items()]
-        return found
+        return [*found, *self.providers.targets()]
 
     def rtt_s(self) -> Mapping[str, float]:
         """Round trips seen by acknowledgements, by target."""
@@ -206,6 +208,7 @@ class TextSide:
         for engine in self._at_cloud.values():
             await engine.close()
         await self._peer.close()
+        await self.providers.close()
         if device is not None:
             await device.close()
         await self._leave_server()

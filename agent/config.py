@@ -13,6 +13,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from agent.settings_table import BY_NAME, ENV_PREFIX, SETTINGS
+from gateway.providers import NO_PROVIDERS, Providers, read_providers
 from links.webrtc_settings import WebRtcSettings, check
 from protocol.errors import ConfigError
 
@@ -67,6 +68,7 @@ class AgentConfig:
     slowdown: float = 1.0
     benchmark: bool = True
     bounds: PolicyBounds = field(factory=PolicyBounds)
+    providers: Providers = NO_PROVIDERS
 
     @property
     def identity_dir(self) -> Path:
@@ -147,6 +149,7 @@ def _take_file(path: Path, values: dict[str, Any], labels: dict[str, str]) -> No
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
         raise ConfigError(f"labels in {path} must be a table of strings", next_step='write [labels] name = "value"')
     labels.update(found)
+    values["providers"] = read_providers(table.pop("provider", None), table.pop("provider_models", None))
     for name, value in table.items():
         values[name] = _parsed(name, value, str(path))
 

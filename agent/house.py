@@ -44,6 +44,7 @@ from agent.version import own_version
 from engines.catalogue import load_catalogue
 from engines.registry import ImportGuard, Unguarded, use_guard
 from engines.store import ModelStore
+from gateway.providers import Providers
 from links.http_server import RunningServer
 from netprobe.probe import LinkProbe, UnderWay
 from profiles.benchmark import Probe, decode_benchmark
@@ -155,6 +156,10 @@ class House:
         self._labels.clear()
         self._labels.update({**labels, **fleet})
         self._later(self._register())
+
+    def reprovide(self, providers: Providers) -> None:
+        """Take other providers, or other places of models."""
+        self.texts.providers.configure(providers)
 
     @property
     def url(self) -> str:

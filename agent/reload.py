@@ -8,8 +8,9 @@ from typing import Protocol
 from attrs import evolve, fields, frozen
 
 from agent.config import AgentConfig, PolicyBounds
+from gateway.providers import Providers
 
-LIVE = ("bounds", "labels")
+LIVE = ("bounds", "labels", "providers")
 """Parts of the configuration that change while the agent runs; `bounds` are those of BOUND_NAMES."""
 BOUND_NAMES = tuple(f.name for f in fields(PolicyBounds))
 
@@ -34,14 +35,16 @@ class Reconfigured(Protocol):
 
     def rebound(self, bounds: PolicyBounds) -> None: ...
     def relabel(self, labels: Mapping[str, str]) -> None: ...
+    def reprovide(self, providers: Providers) -> None: ...
 
 
 def compare(running: AgentConfig, found: AgentConfig) -> Changes:
     """What differs between the configuration in force and the one that was read."""
     bounds = tuple(n for n in BOUND_NAMES if getattr(running.bounds, n) != getattr(found.bounds, n))
-    labels = ("labels",) if dict(running.labels) != dict(found.labels) else ()
+    live: tuple[str, ...] = ("labels",) if dict(running.labels) != dict(found.labels) else ()
+    live += ("providers",) if running.providers != found.providers else ()
     names = [f.name for f in fields(AgentConfig) if f.name not in LIVE]
-    return Changes(bounds + labels, tuple(n for n in names if getattr(running, n) != getattr(found, n)))
+    return Changes(bounds + live, tuple(n for n in names if getattr(running, n) != getattr(found, n)))
 
 
 def take(agent: Reconfigured, running: AgentConfig, found: AgentConfig) -> tuple[AgentConfig, Changes]:
@@ -51,4 +54,6 @@ def take(agent: Reconfigured, running: AgentConfig, found: AgentConfig) -> tuple
         agent.rebound(found.bounds)
     if "labels" in changes.applied:
         agent.relabel(found.labels)
-    return evolve(running, bounds=found.bounds, labels=found.labels), changes
+    if "providers" in changes.applied:
+        agent.reprovide(found.providers)
+    return evolve(running, bounds=found.bounds, labels=found.labels, providers=found.providers), changes

@@ -19,6 +19,7 @@ from cloud_stub.advert import advertise, instance_name, txt_record
 from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority, take_back_client_key
 from cloud_stub.broker import EmbeddedBroker
 from cloud_stub.certificates import DAY_S, key_of, read_roots
+from cloud_stub.compose_providers import open_providers
 from cloud_stub.compose_tails import tail_server
 from cloud_stub.compose_webrtc import offers_webrtc, open_rendezvous
 from cloud_stub.config import CoordinatorConfig
@@ -180,7 +181,7 @@ class CoordinatorHouse:
         engines, why = open_engines(config, self.store, self.queues)
         if why:
             self.notes.append(f"text is not served: {why}")
-        self.text = TextHouse(engines)
+        self.text = TextHouse(engines, open_providers(config))
         stack.push_async_callback(self.text.close)
         self.tails = TailHouse(config, self.store, self.queues, self._on_bundle, tail_server(config))
         stack.push_async_callback(self.tails.close)

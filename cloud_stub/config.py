@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from gateway.providers import NO_PROVIDERS, Providers, read_providers
 from links.webrtc_settings import WebRtcSettings, check
 from protocol.decode import decode_listing
 from protocol.errors import ConfigError, ProtocolError
@@ -91,6 +92,7 @@ class CoordinatorConfig:
     webrtc_addresses: tuple[str, ...] = ()
     limits_redis: str | None = field(default=None, repr=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    providers: Providers = NO_PROVIDERS
     source: str = field(default="defaults", eq=False)
 
     @property
@@ -116,7 +118,8 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Coordin
     merged |= _from_environment(environ)
     merged |= {k: _as_document(v) for k, v in flags.items() if v is not None and k != "config"}
     merged["source"] = str(path) if path else "defaults"
-    return _check(_decode(merged, merged["source"]))
+    providers = read_providers(merged.pop("provider", None), merged.pop("provider_models", None))
+    return evolve(_check(_decode(merged, merged["source"])), providers=providers)
 
 
 def parse_broker(text: str) -> BrokerUrl:
@@ -188,7 +191,7 @@ _INTEGERS = frozenset({
 _REALS = frozenset({"join_ttl_s", "text_wait_target_s"})
 _FLAGS = frozenset({"mdns", "cut", "webrtc"})
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_KNOWN = frozenset(a.name for a in CoordinatorConfig.__attrs_attrs__) - {"source"}
+_KNOWN = frozenset(a.name for a in CoordinatorConfig.__attrs_attrs__) - {"source", "providers"}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

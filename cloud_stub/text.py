@@ -19,6 +19,7 @@ from engines.registry import engine_class, installed_engines
 from engines.store import ModelStore
 from gateway.mount import GatewayPorts
 from gateway.mount import build as build_gateway
+from gateway.provider_house import ProviderHouse
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
 from links.port import FrameRoute, FrameStream, Mount, Request
@@ -39,8 +40,9 @@ MAX_ANSWER_TOKENS = 8192
 class TextHouse:
     """Engines by model name. They start at their first request and end with `close`."""
 
-    def __init__(self, engines: dict[str, TextEngine]) -> None:
+    def __init__(self, engines: dict[str, TextEngine], providers: ProviderHouse | None = None) -> None:
         self._engines = engines
+        self._providers = providers
         self._streams = HostedStreams()
 
     @property
@@ -48,8 +50,9 @@ class TextHouse:
         return tuple(self._engines)
 
     def targets(self) -> Sequence[Target]:
-        """Each engine as a local target: nothing leaves this machine."""
-        return [Target(TARGET, True, engine, frozenset({name})) for name, engine in self._engines.items()]
+        """Each engine as a local target, for nothing leaves this machine; then what is at providers."""
+        found = [Target(TARGET, True, engine, frozenset({name})) for name, engine in self._engines.items()]
+        return [*found, *self._providers.targets()] if self._providers is not None else found
 
     def engine_for(self, model: str) -> TextEngine:
         """Raises NotFound."""
@@ -95,6 +98,8 @@ class TextHouse:
     async def close(self) -> None:
         """End streams, then engines."""
         await self._streams.close()
+        if self._providers is not None:
+            await self._providers.close()
         await asyncio.gather(*(engine.close() for engine in self._engines.values()), return_exceptions=True)
 
 

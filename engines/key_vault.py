@@ -174,7 +174,8 @@ class KeyVault:
 
 def _sealed(held: _Held, secret: bytes) -> bytes:
     nonce = os.urandom(NONCE_BYTES)
-    return nonce + _cipher(secret).encrypt(nonce, encode(held), SCHEMA.encode())
+    sealed: bytes = _cipher(secret).encrypt(nonce, encode(held), SCHEMA.encode())
+    return nonce + sealed
 
 
 def _unsealed(data: bytes, secret: bytes) -> _Held:

@@ -21,8 +21,10 @@ class Constraints:
     reason: str = ""
 
     def allows(self, name: str, local: bool) -> bool:
-        """Whether a target of this name and place may see the request."""
-        return (local or not self.local_only) and (self.targets is None or name in self.targets)
+        """Whether a target of this name and place may see the request; `cloud` means every `cloud:PROVIDER` too."""
+        if self.local_only and not local:
+            return False
+        return self.targets is None or name in self.targets or name.partition(":")[0] in self.targets
 
 
 @frozen

@@ -242,7 +242,8 @@ class TextWay:
         by_name = {target.name: target for target in targets}
         starts = [(by_name[name], after_s) for name, after_s in plan.starts]
         ports = StreamPorts(self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s)
-        return StreamOwner(context, chat.text_request(), starts, targets, ports, self.settings)
+        request = evolve(chat.text_request(), tenant=context.caller.tenant)
+        return StreamOwner(context, request, starts, targets, ports, self.settings)
 
     def _admit(self, answer: Answer) -> Callable[[], None]:
         return self._hold(answer.owner)

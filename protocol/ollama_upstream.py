@@ -7,7 +7,7 @@ Its OpenAI form hides what matters here: an over-long prompt silently loses its 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -111,12 +111,11 @@ class _Reader:
         self._rest = b""
         self._calls = 0
 
-    def feed(self, chunk: bytes) -> Sequence[UpstreamDelta]:
+    def feed(self, chunk: bytes) -> Iterator[UpstreamDelta]:
         """As UpstreamReader says."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > MAX_REPLY_BYTES:
             raise ProtocolError(f"a line has more than {MAX_REPLY_BYTES} bytes")
-        found = []
         for line in lines:
             if not line.strip() or self.ended:
                 continue
@@ -124,8 +123,7 @@ class _Reader:
             delta = _delta(document, self._calls, any_calls=self._calls > 0)
             self._calls += len(delta.calls)
             self.ended = document.get("done") is True
-            found.append(delta)
-        return found
+            yield delta
 
 
 def _check(request: TextRequest) -> None:

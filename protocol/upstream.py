@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from attrs import field, frozen
@@ -92,8 +92,11 @@ class UpstreamReader(Protocol):
         """The server said that nothing comes after."""
         ...
 
-    def feed(self, chunk: bytes) -> Sequence[UpstreamDelta]:
-        """Deltas completed by `chunk`. Raises the upstream's error where it sent one, ProtocolError for nonsense."""
+    def feed(self, chunk: bytes) -> Iterator[UpstreamDelta]:
+        """Deltas completed by `chunk`, one by one, so that those before an error are not lost.
+
+        Raises the upstream's error where it sent one, ProtocolError for nonsense.
+        """
         ...
 
 
@@ -149,15 +152,13 @@ class EventReader:
         self.ended = False
         self._parser = SseParser(max_event_bytes=MAX_REPLY_BYTES)
 
-    def feed(self, chunk: bytes) -> Sequence[UpstreamDelta]:
+    def feed(self, chunk: bytes) -> Iterator[UpstreamDelta]:
         """As the port says."""
-        found = []
         for event in self._parser.feed(chunk):
             if event.done:
                 self.ended = True
             elif not self.ended:
-                found.append(self.read(event.data))
-        return found
+                yield self.read(event.data)
 
     def read(self, data: str) -> UpstreamDelta:
         """One event's data."""

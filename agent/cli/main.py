@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("agent.cli.run:status", "what the running agent is doing"),
     "doctor": ("agent.cli.run:doctor", "check this device, with a next step for each finding"),
     "models": ("agent.cli.models:models", "pull, add, analyse, list, rm or verify models"),
+    "providers": ("agent.cli.providers:providers", "seal, list or remove keys of model providers"),
     "join": ("agent.cli.run:join", "enrol this device with a coordinator's token"),
     "coordinator": ("cloud_stub.cli:coordinator", "run the coordinator"),
     "policy": ("cloud_stub.cli:policy", "publish policy to the fleet"),

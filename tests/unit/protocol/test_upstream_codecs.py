@@ -277,18 +277,18 @@ def test_whole_answers() -> None:
 def test_an_error_inside_a_stream_is_one(kind: str, data: Any, error: type[MidstreamError]) -> None:
     """S4 BerriAI/litellm#6957: an overload told in the stream is an error, so that a fallback may begin."""
     with pytest.raises(error):
-        codec_of(kind).reader(ASK).feed(b"data: " + dump(data) + b"\n\n")
+        list(codec_of(kind).reader(ASK).feed(b"data: " + dump(data) + b"\n\n"))
 
 
 def test_an_error_in_ollamas_lines_is_one() -> None:
     with pytest.raises(EngineError):
-        codec_of("ollama").reader(ASK).feed(b'{"error":"an error was encountered while running the model"}\n')
+        list(codec_of("ollama").reader(ASK).feed(b'{"error":"an error was encountered while running the model"}\n'))
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"ollama"}))
 def test_nonsense_in_a_stream_is_an_error(kind: str) -> None:
     with pytest.raises(ProtocolError):
-        codec_of(kind).reader(ASK).feed(b'data: {"choices": [tru\n\n')
+        list(codec_of(kind).reader(ASK).feed(b'data: {"choices": [tru\n\n'))
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: f"{row['kind']}-{row['status']}-{row['family']}")

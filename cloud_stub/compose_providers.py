@@ -1,0 +1,30 @@
+"""Composition of the coordinator's providers: their links, their sealed keys, their models as targets."""
+
+from __future__ import annotations
+
+from cloud_stub.config import CoordinatorConfig
+from engines.key_vault import KeyVault
+from gateway.provider_house import ProviderHouse
+from gateway.providers import ProviderSettings
+from links.http import HttpLink
+
+PROVIDERS_DIR = "providers"
+KEEP_IDLE_S = 20.0
+"""Vendors keep idle connections for a minute or more."""
+
+
+def open_providers(config: CoordinatorConfig) -> ProviderHouse:
+    """What the configuration names; nothing is dialled before the first request."""
+    house = ProviderHouse(KeyVault(config.state_dir / PROVIDERS_DIR), _link)
+    house.configure(config.providers)
+    return house
+
+
+def _link(settings: ProviderSettings) -> HttpLink:
+    return HttpLink(
+        settings.name,
+        settings.base_url,
+        connect_s=settings.connect_s,
+        connections=settings.max_open,
+        keep_idle_s=KEEP_IDLE_S,
+    )
