@@ -51,7 +51,7 @@ def message_bytes(message: Message) -> int:
 
 
 def split(messages: Sequence[Message], kept_turns: int) -> tuple[list[Message], list[Message], list[Message]]:
-    """(system prompt, older turns, turns that stay). The last begins at a user turn; all older is empty if too short."""
+    """(system prompt, older turns, turns that stay); these begin at a user turn. Older is empty where all is short."""
     head = 0
     while head < len(messages) and messages[head].role in ("system", "developer"):
         head += 1
@@ -62,7 +62,9 @@ def split(messages: Sequence[Message], kept_turns: int) -> tuple[list[Message], 
     return list(messages[:head]), list(messages[head:cut]), list(messages[cut:])
 
 
-async def compress(chat: ChatRequest, shape: Shape, summarise: Summarise = extractive, most_bytes: int = 0) -> ChatRequest:
+async def compress(
+    chat: ChatRequest, shape: Shape, summarise: Summarise = extractive, most_bytes: int = 0
+) -> ChatRequest:
     """The request with its older turns summarised; the same object when that would not help.
 
     most_bytes: the target takes no more than this (0: any); then the summary gets what is left, if that is anything.

@@ -18,18 +18,19 @@ from protocol.text import Message
 T = TypeVar("T")
 
 MAX_ID_CHARS = 200
+MAX_TURN_BYTES = 256 << 10
+"""Longer turns are refused with a conversation id; answers are bounded by policy far below it."""
 
 
 @frozen
 class ConversationBounds:
     """What is forgotten, oldest first.
 
-    turns, turn_bytes: of one conversation; a longer turn is not kept at all, and its conversation ends there.
+    turns: of one conversation.
     conversations: of all tenants together. age_s: since the last turn.
     """
 
     turns: int = 400
-    turn_bytes: int = 64 << 10
     conversations: int = 20_000
     age_s: float = 30 * 86_400.0
 
@@ -107,8 +108,7 @@ class SqliteConversations:
 
     async def extend(self, tenant: str, conversation: str, turns: Sequence[Message], target: str) -> None:
         """See ConversationStore."""
-        if len(conversation) <= MAX_ID_CHARS:
-            await self._do(self._extend, tenant, conversation, tuple(turns), target)
+        await self._do(self._extend, tenant, conversation, tuple(turns), target)
 
     async def forget(self, tenant: str, conversation: str) -> bool:
         """See ConversationStore."""
@@ -126,7 +126,8 @@ class SqliteConversations:
 
     def _turns(self, tenant: str, conversation: str) -> tuple[Message, ...]:
         rows = self._db.execute(
-            "SELECT turn FROM turns JOIN conversations ON number = conversation WHERE tenant = ? AND id = ? ORDER BY place",
+            "SELECT turn FROM turns JOIN conversations ON number = conversation "
+            "WHERE tenant = ? AND id = ? ORDER BY place",
             (tenant, conversation),
         )
         return tuple(decode_turn(row[0]) for row in rows)
@@ -141,10 +142,7 @@ class SqliteConversations:
         encoded = [encode_turn(turn) for turn in turns]
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            if max(map(len, encoded), default=0) > self._bounds.turn_bytes:
-                self._delete(tenant, conversation)
-            else:
-                self._add(tenant, conversation, encoded, target)
+            self._add(tenant, conversation, encoded, target)
             self._sweep()
             self._db.execute("COMMIT")
         except BaseException:
@@ -181,8 +179,5 @@ class SqliteConversations:
             )
 
     def _forget(self, tenant: str, conversation: str) -> bool:
-        return self._delete(tenant, conversation) > 0
-
-    def _delete(self, tenant: str, conversation: str) -> int:
         done = self._db.execute("DELETE FROM conversations WHERE tenant = ? AND id = ?", (tenant, conversation))
-        return done.rowcount
+        return done.rowcount > 0

@@ -1,16 +1,25 @@
-"""Histories by conversation id: what was said is put before a new turn, and said shorter when another target reads it."""
+"""Histories by conversation id: put before a new turn, and said shorter when another target is to read them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from gateway.compression import BYTES_PER_TOKEN, Shape, Summarise, compress, extractive, saved_tokens
+from gateway.compression import (
+    BYTES_PER_TOKEN,
+    Shape,
+    Summarise,
+    compress,
+    extractive,
+    message_bytes,
+    saved_tokens,
+)
 from gateway.context import Caller
-from gateway.conversation_store import ConversationStore
+from gateway.conversation_store import MAX_ID_CHARS, MAX_TURN_BYTES, ConversationStore
 from gateway.ports import Compressed
 from protocol.chat import ChatRequest
+from protocol.errors import BadRequest, TooLarge
 from protocol.text import FinishReason, Message
 
 
@@ -23,13 +32,17 @@ class KeptConversations:
     """
 
     store: ConversationStore
-    shape: Shape = Shape()
+    shape: Shape = field(factory=Shape)
     summarise: Summarise = extractive
 
     async def opened(self, caller: Caller, chat: ChatRequest) -> ChatRequest:
-        """The request with its conversation before it. A client that sends the whole history itself is believed."""
+        """The request with its conversation before it. A client that sends the whole history itself is believed.
+
+        Raises BadRequest for an id, TooLarge for a turn that cannot be kept.
+        """
         if not caller.conversation_id or chat.endpoint != "chat":
             return chat
+        _check(caller.conversation_id, chat.messages)
         kept = await self.store.turns(caller.tenant, caller.conversation_id)
         system, said = _parted(chat.messages)
         if not kept or _repeats(said, kept):
@@ -52,22 +65,31 @@ class KeptConversations:
         return last is not None and last != target
 
     async def closed(
-        self,
-        caller: Caller,
-        chat: ChatRequest,
-        answer: str,
-        finish: FinishReason | None,
-        sides: Sequence[tuple[str, int]],
+        self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None, target: str
     ) -> None:
         """Keep what was asked and answered; an answer that was cut leaves the conversation as it was."""
-        if not caller.conversation_id or chat.endpoint != "chat" or finish is None or finish == "tool_calls":
+        if not caller.conversation_id or chat.endpoint != "chat" or finish is None:
             return
         kept = await self.store.turns(caller.tenant, caller.conversation_id)
         _, said = _parted(chat.messages)
         fresh = said[len(kept) :] if _repeats(said, kept) else said
-        target = sides[-1][0] if sides else ""
-        turns = (*fresh, Message("assistant", answer))
-        await self.store.extend(caller.tenant, caller.conversation_id, turns, target)
+        await self.store.extend(caller.tenant, caller.conversation_id, (*fresh, answer), target)
+
+
+def _check(conversation_id: str, messages: Sequence[Message]) -> None:
+    if len(conversation_id) > MAX_ID_CHARS:
+        raise BadRequest(
+            f"conversation_id has {len(conversation_id)} characters, {MAX_ID_CHARS} at most",
+            next_step="use a shorter id",
+            field="conversation_id",
+        )
+    longest_bytes = max(map(message_bytes, messages), default=0)
+    if longest_bytes > MAX_TURN_BYTES:
+        raise TooLarge(
+            f"a message of {longest_bytes} bytes is too long for a kept conversation, {MAX_TURN_BYTES} at most",
+            next_step="shorten it, or send it without conversation_id",
+            field="messages",
+        )
 
 
 def _parted(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
@@ -86,4 +108,4 @@ def _repeats(said: Sequence[Message], kept: Sequence[Message]) -> bool:
 
 
 def _size(chat: ChatRequest) -> int:
-    return sum(len(message.content.encode("utf-8", "surrogatepass")) for message in chat.messages)
+    return sum(map(message_bytes, chat.messages))

@@ -64,7 +64,7 @@ class Ending:
         if finish in ("stop", "tool_calls") and not self.cached and not self.key.personal:
             kept = CachedAnswer(made.pieces, finish, made.usage, _maker(made), made.calls)
             await self.ports.cache.store(self.key, kept)
-        await self.ports.conversations.closed(self.caller, self.asked, made.shown, finish)
+        await self.ports.conversations.closed(self.caller, self.asked, made.shown, finish, _maker(made))
         self.ports.audit.invocation(self._record(made, spent))
 
     def _spent(self, made: Made) -> Spent:

@@ -18,7 +18,7 @@ from protocol.text import Message
 MAX_SENTENCE_CHARS = 400
 """Longer stretches without a full stop (code, tables) are cut into pieces of this length."""
 
-_SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+(?=\s|$|[^\w.])|\.(?=\S)[^.!?。！？\n]*)*[.!?。！？]*", re.UNICODE)
+_BREAK = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_]+(?:[-'][^\W_]+)*", re.UNICODE)
 _NAME = re.compile(r"(?<=[\w,;:] )[A-Z][\w-]+|\b[A-Z]{2,}\b|\b\w*\d\w*\b|[\"'`“][^\"'`”]{2,40}[\"'`”]")
 _NUMBER = re.compile(r"\d")
@@ -28,7 +28,7 @@ _FIXED = re.compile(
     r"called|named|lives?|born|works?|costs?|needs?)\b|必须|不要|只能|喜欢|叫|住|预算|记住",
     re.IGNORECASE,
 )
-_ASKS = re.compile(r"[?？]\s*$")
+_ASKS = re.compile(r"[?\uff1f]\s*$")
 _POLITE = re.compile(
     r"^(?:\W*(?:thanks?|thank you|ok(?:ay)?|sure|great|perfect|hello|hi|hey|you're welcome|no problem|of course|got it|"
     r"sounds good|happy to help|let me know|feel free|i hope|good question|absolutely|certainly|"
@@ -56,8 +56,8 @@ def sentences(turns: Sequence[Message]) -> list[Sentence]:
     for turn in turns:
         calls = "; ".join(f"{c['function']['name']}({c['function']['arguments']})" for c in turn.tool_calls)
         for text in (turn.content, calls):
-            for match in _SENTENCE.finditer(text):
-                found += [Sentence(len(found) + n, turn.role, part) for n, part in enumerate(_parts(match.group()))]
+            for piece in _BREAK.split(text):
+                found += [Sentence(len(found) + n, turn.role, part) for n, part in enumerate(_parts(piece))]
     return found
 
 
@@ -91,7 +91,8 @@ def worth(sentence: Sentence, seen_in: Counter[str], total: int) -> float:
 def extract(turns: Sequence[Message], room_bytes: int) -> str:
     """The best sentences of these turns within `room_bytes` of UTF-8, one line per run of a role, in order.
 
-    A sentence that stands there already, word for word, is not taken twice.
+    Each is counted with its role's name, so the result is never over the room. A sentence that stands there already,
+    word for word, is not taken twice.
     """
     every = sentences(turns)
     seen_in = Counter(word for sentence in every for word in set(words(sentence.text)))
@@ -99,7 +100,7 @@ def extract(turns: Sequence[Message], room_bytes: int) -> str:
     taken: dict[str, Sentence] = {}
     left_bytes = room_bytes
     for sentence in ranked:
-        cost_bytes = len(sentence.text.encode("utf-8", "surrogatepass")) + 1
+        cost_bytes = len(sentence.text.encode("utf-8", "surrogatepass")) + len(sentence.role) + 3
         if cost_bytes <= left_bytes and sentence.text not in taken:
             taken[sentence.text] = sentence
             left_bytes -= cost_bytes

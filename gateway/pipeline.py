@@ -87,8 +87,8 @@ class TextWay:
         chat = evolve(redaction.chat if redaction else chat, model=routed.model)
         key = CacheKey(caller.tenant, chat, bool(findings.spans))
         kept = await ports.cache.find(key)
-        compressed = Compressed(chat) if kept else await ports.conversations.compressed(caller, chat, 0)
-        plan = dispatch.NO_PLAN if kept else self._plan(compressed.chat, targets, routed.constraints, policy)
+        plan = dispatch.NO_PLAN if kept else self._plan(chat, targets, routed.constraints, policy)
+        compressed = await self._compressed(caller, chat, plan, targets)
         context = self._context(routed, caller, policy)
         owner = KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets)
         ending = Ending(
@@ -122,6 +122,17 @@ class TextWay:
     def _tells_calls(self, target: Target | None, model: str) -> bool:
         known = self.board.known(target, model) if target is not None else None
         return known is not None and known.tools
+
+    async def _compressed(
+        self, caller: Caller, chat: ChatRequest, plan: dispatch.DispatchPlan, targets: Sequence[Target]
+    ) -> Compressed:
+        """The request as the plan's first target gets it."""
+        first = next((target for target in targets if plan.starts and target.name == plan.starts[0][0]), None)
+        if first is None:
+            return Compressed(chat)
+        known = self.board.known(first, chat.model)
+        room_tokens = known.context_tokens - chat.sampling.max_tokens if known is not None else 0
+        return await self.ports.conversations.compressed(caller, chat, first.name, max(0, room_tokens))
 
     async def embedding(self, wanted: EmbeddingsRequest, caller: Caller = LOCAL) -> EmbeddingRun:
         """The same steps for vectors, within the same bounds. Raises what `answer` raises."""

@@ -224,12 +224,17 @@ class Conversations(Protocol):
         """The request with the history of `caller.conversation_id` before its messages."""
         ...
 
-    async def compressed(self, caller: Caller, chat: ChatRequest, context_tokens: int) -> Compressed:
-        """The request for a target whose context holds `context_tokens` (0: unknown)."""
+    async def compressed(self, caller: Caller, chat: ChatRequest, target: str, context_tokens: int) -> Compressed:
+        """The request for `target`, which is asked first and whose context holds `context_tokens` (0: unknown)."""
         ...
 
-    async def closed(self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None) -> None:
-        """The request got this answer, tool calls included; `finish` None when it was cut."""
+    async def closed(
+        self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None, target: str
+    ) -> None:
+        """The request, as the client sent it, got this answer, tool calls included; `finish` None when it was cut.
+
+        target: who made the answer's end; empty when nobody did.
+        """
         ...
 
 
@@ -339,10 +344,12 @@ class NoConversations:
     async def opened(self, caller: Caller, chat: ChatRequest) -> ChatRequest:
         return chat
 
-    async def compressed(self, caller: Caller, chat: ChatRequest, context_tokens: int) -> Compressed:
+    async def compressed(self, caller: Caller, chat: ChatRequest, target: str, context_tokens: int) -> Compressed:
         return Compressed(chat)
 
-    async def closed(self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None) -> None:
+    async def closed(
+        self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None, target: str
+    ) -> None:
         """Nothing is kept."""
 
 
