@@ -22,6 +22,7 @@ from engines.port import TextEngine
 from engines.queued_text import QueuedTextEngine
 from engines.registry import engine_class
 from engines.store import ModelStore
+from engines.text_admission import prefill_batch
 from gateway.mount import GatewayPorts, build
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
@@ -186,9 +187,14 @@ class TextSide:
         model = self._config.text_model
         if model is None or self._by_url or self._device is None:
             return
-        mine = (self._store.entry(model).sha256, self._config.text_engine, self._running_threads)
-        rows = {row.what: row for row in measured if (row.digest, row.engine, row.threads) == mine}
-        self._rates = Rates(_tokens_per_s(rows.get("prefill")), _tokens_per_s(rows.get("decode")))
+        self._rates = self._rates_of(model, self._running_threads, measured)
+        self._device.expect(self._rates.tokens_per_s)
+
+    def _rates_of(self, model: str, threads: int, measured: Sequence[Measured] | None = None) -> Rates:
+        mine = (self._store.entry(model).sha256, self._config.text_engine, threads)
+        profile = self._measured() if measured is None else measured
+        rows = {row.what: row for row in profile if (row.digest, row.engine, row.threads) == mine}
+        return Rates(_tokens_per_s(rows.get("prefill")), _tokens_per_s(rows.get("decode")))
 
     async def learn_cloud(self) -> None:
         """Ask the coordinator which text models it serves."""
@@ -270,7 +276,7 @@ class TextSide:
         elif self._by_url:
             engine = self._make_by_url(model)
         else:
-            more = self._as_guest() if self._host is not None else {}
+            more = self._as_guest() if self._host is not None else self._sized(model, threads)
             engine = engine_class(config.text_engine)(
                 self._store.path(model),
                 model=model,
@@ -285,6 +291,12 @@ class TextSide:
 
             engine = SlowedTextEngine(engine, config.slowdown)
         return engine
+
+    def _sized(self, model: str, threads: int) -> Mapping[str, Any]:
+        """Prompt batches that end soon enough on this device when a client leaves, as far as its speed is known."""
+        if self._config.text_engine != "llama_server":
+            return {}
+        return {"batch_tokens": prefill_batch(self._rates_of(model, threads or _usual_threads()).prefill_tokens_per_s)}
 
     def _as_guest(self) -> Mapping[str, Any]:
         """What an engine needs to be told to start no child process. Raises ConfigError for one that must."""

@@ -1,8 +1,8 @@
 """The one thread that owns a llama.cpp context: batches of decode steps and pieces of prompts of several sequences.
 
 Everything native happens here; the event loop hands in jobs and gets results by callbacks. A sequence that has no
-credit is simply not scheduled, and one that was cancelled leaves before the next batch, or aborts the running one when
-no other sequence is in it.
+credit is simply not scheduled, and one that was cancelled leaves before the next batch, or aborts the running one if
+that is long; what others had in it is evaluated again, which costs them less than the rest of a foreign prompt.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class ContextOwner:
                 self._change.notify()
 
     def remove(self, sequence: Generation) -> None:
-        """Cancel: no callback comes after the batch that runs, which is aborted if it is this sequence's alone."""
+        """Cancel: no callback comes after the batch that runs, which is aborted unless it is short."""
         with self._change:
             sequence.over = True
             self._change.notify()
@@ -223,6 +223,7 @@ class ContextOwner:
                 self._fail(model, users[-1], EngineError(err.message, next_step="lower context_tokens or slots"))
             return
         except Aborted:
+            self._undo(model, users)
             return
         except EngineError as err:
             for sequence in users:
@@ -280,6 +281,15 @@ class ContextOwner:
                 entries.append(Entry(sequence.pending[offset], position, sequence.slot, last))
         return entries, users
 
+    def _undo(self, model: NativeModel, users: Sequence[Generation]) -> None:
+        """What was in an aborted batch for sequences that go on is evaluated again with the next one."""
+        for sequence in users:
+            kept = model.keep(sequence.slot, len(sequence.held))
+            with self._change:
+                # A memory that drops all or nothing loses what stood before the batch too.
+                sequence.pending.extendleft(reversed(sequence.held[kept:]))
+                del sequence.held[kept:]
+
     def _absorb(self, model: NativeModel, entries: Sequence[Entry], users: Sequence[Generation]) -> None:
         for sequence in users:
             places = [place for place, entry in enumerate(entries) if entry.sequence == sequence.slot]
@@ -303,8 +313,7 @@ class ContextOwner:
         return False
 
     def _should_abort(self) -> bool:
-        users = self._in_batch
-        return self._closed or (bool(users) and all(one.over for one in users))
+        return self._closed or any(one.over for one in self._in_batch)
 
 
 def _busy(sequence: Generation) -> bool:

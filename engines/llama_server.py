@@ -27,6 +27,7 @@ from engines.pieces import check_bytes, is_piece, unfinished_bytes
 from engines.port import Continuation, EngineLoad
 from engines.registry import repair_step
 from engines.slots import Slots
+from engines.text_admission import PREFILL_BATCH_TOKENS
 from engines.unix_http import local_request
 from engines.vocabulary import Vocabulary, read_vocabulary
 from links.port import Link, RejectedStatus
@@ -38,8 +39,6 @@ from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextReque
 
 START_S = 30.0
 CALL_S = 30.0
-PREFILL_BATCH_TOKENS = 128
-"""A cancelled prefill ends after the batch that runs."""
 
 
 def default_threads() -> int:
@@ -173,13 +172,15 @@ class EmbeddedLlamaServer(ServerEngine):
         slots: int = 2,
         chat_template: str | None = None,
         embeds: bool = False,
+        batch_tokens: int = PREFILL_BATCH_TOKENS,
         listen_port: int | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         super().__init__(slots=slots, clock=clock)
         self._path = Path(model_path)
         self._context_limit = context_tokens
-        self._settings = (context_tokens, threads or default_threads(), slots, chat_template, embeds, listen_port)
+        taken = threads or default_threads()
+        self._settings = (context_tokens, taken, slots, chat_template, embeds, batch_tokens, listen_port)
         self._embedded: _Embedded | None = None
         self._loading = asyncio.Lock()
         self._stopped = False
@@ -262,6 +263,7 @@ class LlamaServerEngine(HereOrWorker):
         threads: 0 takes all cores but one.
         slots: generations at once; more are refused with Full.
         chat_template: Jinja text for files that carry none.
+        batch_tokens: prompt tokens per batch, which is what a cancelled prefill still runs; see prefill_batch.
         in_process: run here; a native crash then ends this process.
     """
 
@@ -275,6 +277,7 @@ class LlamaServerEngine(HereOrWorker):
         slots: int = 2,
         chat_template: str | None = None,
         embeds: bool = False,
+        batch_tokens: int = PREFILL_BATCH_TOKENS,
         in_process: bool = False,
     ) -> None:
         settings: dict[str, Any] = {
@@ -284,6 +287,7 @@ class LlamaServerEngine(HereOrWorker):
             "slots": slots,
             "chat_template": chat_template,
             "embeds": embeds,
+            "batch_tokens": batch_tokens,
         }
         name = model or Path(model_path).stem
         target = "engines.llama_server:EmbeddedLlamaServer"
@@ -402,6 +406,7 @@ class _Embedded:
         slots: int,
         chat_template: str | None,
         embeds: bool,
+        batch_tokens: int,
         listen_port: int | None,
     ) -> None:
         try:
@@ -416,7 +421,7 @@ class _Embedded:
         params.model.path = str(model)
         params.n_ctx, params.n_parallel = context_tokens * slots, slots
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        params.n_batch = params.n_ubatch = PREFILL_BATCH_TOKENS
+        params.n_batch = params.n_ubatch = batch_tokens
         params.hostnames = [self._socket if listen_port is None else "127.0.0.1"]
         params.port, params.api_keys = listen_port or 0, [self.key]
         params.n_threads_http = slots + 3

@@ -103,11 +103,9 @@ async def test_closing_answers_who_waits(inner: FakeTextEngine) -> None:
     await first.close()
 
 
-async def test_a_longer_wait_target_gives_room_at_once(inner: FakeTextEngine) -> None:
-    engine = queued(inner, wait_target_s=0.001)
-    held = await engine.prepare(ask("measured"), 5)
-    await asyncio.sleep(0.02)
-    await finish(held)
+async def test_a_longer_wait_target_gives_room_at_once() -> None:
+    engine = queued(FakeTextEngine(capacity=100, tokens_per_s=200), wait_target_s=0.001)
+    await finish(await engine.prepare(ask("measured"), 5))
     first = await engine.prepare(ask(), 5)
     waiting = [asyncio.create_task(engine.prepare(ask(), 5))]
     await asyncio.sleep(0.01)
@@ -131,3 +129,31 @@ async def test_leaving_an_answer_half_read_frees_the_slot_and_ends_the_inner_ans
     assert engine.load().running == inner.load().running == 0
     await continuation.close()
     assert engine.load().running == 0
+
+
+async def test_a_cut_answer_teaches_the_rate_and_not_the_length() -> None:
+    engine = queued(FakeTextEngine(capacity=100, tokens_per_s=200), wait_target_s=0.3)
+    long = TextRequest("m", "p", Sampling(max_tokens=64))
+    continuation = await engine.prepare(long, 5)
+    tokens = continuation.start(0, 100)
+    for _ in range(6):
+        await anext(tokens)
+    await continuation.close()
+    running = await engine.prepare(long, 5)
+    waiting = asyncio.create_task(engine.prepare(long, 5))
+    await asyncio.sleep(0.01)
+    # Two answers of 64 tokens at about 200 a second lie ahead, however short the cut one was.
+    assert engine.load().wait_s > 0.5
+    with pytest.raises(Full) as full:
+        await engine.prepare(long, 5)
+    assert full.value.retry_after_s > 0.2
+    await running.close()
+    await (await waiting).close()
+
+
+async def test_a_rate_from_the_profile_counts_until_an_answer_was_seen(inner: FakeTextEngine) -> None:
+    engine = queued(inner, wait_target_s=5.0)
+    engine.expect(10.0)
+    held = await engine.prepare(TextRequest("m", "p", Sampling(max_tokens=100)), 5)
+    assert engine.load().wait_s == pytest.approx(10.0)
+    await held.close()
