@@ -34,6 +34,11 @@ class Source(Protocol):
     def cached_tokens(self) -> int: ...
 
     @property
+    def usage(self) -> Usage | None:
+        """The count of whoever made all of it, once it ended; None where nobody told one."""
+        ...
+
+    @property
     def ttft_s(self) -> float | None: ...
 
     @property
@@ -82,7 +87,9 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """What was counted, not estimated: tokens taken from the engines and the prompt as the first one saw it."""
+        """The maker's own count of a whole answer; else tokens taken from the engines and the first one's prompt."""
+        if self.owner.usage is not None and self.stopped_by is None:
+            return self.owner.usage
         return Usage(self.owner.prompt_tokens, self.completion_tokens, self.owner.cached_tokens)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:

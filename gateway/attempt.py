@@ -12,6 +12,7 @@ from gateway.ahead import Ahead
 from gateway.context import RequestContext
 from gateway.line import AnswerLine, ids_may_cross
 from gateway.race import Cleanup, Live
+from gateway.spending import Spending
 from gateway.targets import AnswerLengths, Target, TargetBoard
 from gateway.tool_prompt import adapted
 from protocol.clock import Clock
@@ -22,13 +23,14 @@ from protocol.text import Message, TextCapabilities, TextRequest, Token
 
 @frozen
 class StreamPorts:
-    """What streams share. `rtt_s` gives round trips by target name, as far as known."""
+    """What streams share. `rtt_s` gives round trips by target name, as far as known. spending: of this request."""
 
     board: TargetBoard
     lengths: AnswerLengths
     clock: Clock
     emit: Emit
     rtt_s: Callable[[], Mapping[str, float]]
+    spending: Spending | None = None
 
 
 @frozen
@@ -98,7 +100,11 @@ class Attempts:
             if sampling.logprobs and not capabilities.logprobs:
                 raise Unsupported(f"{target.name} gives no logprobs", next_step="leave logprobs out", field="logprobs")
         request = evolve(request, prefix=tuple(self.tokens_for(target, 0, at)))
-        return await target.engine.prepare(request, self.rest_s())
+        spending, known = self.ports.spending, self.known(target)
+        if spending is None:
+            return await target.engine.prepare(request, self.rest_s())
+        resends = known is None or known.continues != "ids"
+        return await spending.prepare(target, request, self.rest_s(), resends=resends)
 
     @property
     def special(self) -> bool:

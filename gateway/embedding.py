@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 
 from gateway.context import RequestContext
-from gateway.ports import Reservation, Spent
+from gateway.ports import Spent
+from gateway.spending import Spending
 from gateway.targets import Target, TargetBoard
 from protocol.chat import EmbeddingsRequest
 from protocol.clock import Clock
@@ -35,7 +36,7 @@ class EmbeddingRun:
     hold: Hold
     clock: Clock
     emit: Emit
-    reservation: Reservation
+    spending: Spending
     target: str = field(default="", init=False)
     prompt_tokens: int = field(default=0, init=False)
     _aborted: str = field(default="", init=False)
@@ -58,7 +59,8 @@ class EmbeddingRun:
             if release is not None:
                 release()
             self._record(status, begun_s)
-            await self.reservation.settle(Spent(prompt_tokens=self.prompt_tokens))
+            paid = self.spending
+            await paid.reservation.settle(Spent(prompt_tokens=self.prompt_tokens, money=paid.known, held=paid.held))
 
     async def abort(self, reason: str) -> None:
         """End it from outside."""
@@ -78,7 +80,7 @@ class EmbeddingRun:
     async def _make(self) -> Vectors:
         target = await self._choose()
         self.target = target.name
-        made = await target.engine.embed(self.request.texts)
+        made = await self.spending.embed(target, self.request.texts)
         self.prompt_tokens = await self._count(target)
         return made
 

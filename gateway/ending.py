@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
@@ -19,6 +19,7 @@ from gateway.ports import (
     Spent,
 )
 from gateway.settings import GatewayPorts
+from gateway.spending import Spending
 from gateway.targets import Target
 from protocol.chat import ChatRequest
 from protocol.text import FinishReason, Message, Usage
@@ -52,6 +53,7 @@ class Ending:
     redaction: Redaction | None
     key: CacheKey
     reservation: Reservation
+    spending: Spending
     targets: Mapping[str, Target]
     cached: bool
     saved_tokens: int
@@ -71,8 +73,10 @@ class Ending:
         if self.cached:
             return Spent()
         usage = made.usage
-        money = price(made.sides, usage.prompt_tokens, self.targets)
-        return Spent(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, money, made.sides)
+        paid = self.spending
+        return Spent(
+            usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, paid.known, made.sides, paid.held
+        )
 
     def _record(self, made: Made, spent: Spent) -> Invocation:
         return Invocation(
@@ -91,17 +95,6 @@ class Ending:
             ttft_s=made.ttft_s,
             total_s=made.total_s,
         )
-
-
-def price(sides: Sequence[tuple[str, int]], prompt_tokens: int, targets: Mapping[str, Target]) -> float:
-    """Money for an answer: every side that took part reads the prompt and what stands before its part."""
-    money, before_tokens = 0.0, prompt_tokens
-    for name, tokens in sides:
-        target = targets.get(name)
-        if target is not None:
-            money += before_tokens * target.price_in + tokens * target.price_out
-        before_tokens += tokens
-    return money
 
 
 def _maker(made: Made) -> str:

@@ -73,5 +73,5 @@ class OpenAIFront:
         vectors = await run.vectors()
         document = openai_wire.embeddings_response(run.context.model, vectors, run.prompt_tokens, wanted.base64)
         headers = {**JSON, "x-midstream-target": run.target, "x-midstream-request-id": run.context.id}
-        headers.update(run.reservation.headers)
+        headers.update(run.spending.reservation.headers)
         return Response(200, headers, openai_wire.dump(document))

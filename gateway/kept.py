@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from gateway.ports import CachedAnswer
 from gateway.stops import Owned
-from protocol.text import CallDelta, FinishReason, Token
+from protocol.text import CallDelta, FinishReason, Token, Usage
 
 SIDE = "cache"
 
@@ -17,6 +17,7 @@ class KeptAnswer:
     def __init__(self, kept: CachedAnswer) -> None:
         self.finish: FinishReason | None = None
         self.ttft_s: float | None = None
+        self.usage: Usage | None = None
         self.prompt_tokens = kept.usage.prompt_tokens
         self.cached_tokens = kept.usage.prompt_tokens
         self._kept = kept

@@ -209,6 +209,23 @@ class Account:
             return Shortage(tuple(draws), places)
         return self._take(need)
 
+    def extend(self, held: Held, nano_usd: int, at: Moment) -> Held | Shortage | Refusal:
+        """The same request with more money, for another attempt of it; what it holds already stays held."""
+        draws: list[Draw] = []
+        money = [block for block in self.blocks if block.meter.dimension in MONEY] if nano_usd else []
+        for block in money:
+            found = self._short(block, nano_usd, at)
+            if isinstance(found, Refusal):
+                return found
+            if found is not None:
+                draws.append(found)
+        if draws:
+            return Shortage(tuple(draws))
+        for block in money:
+            block.left -= nano_usd
+            block.held += nano_usd
+        return Held((*held.parts, *((block, block.slot, nano_usd) for block in money)), held.degrade)
+
     def _degraded(self, need: Need, at: Moment) -> Held | Shortage | Refusal:
         """The same request without money: only what costs nothing may answer it."""
         found = self.reserve(Need(need.tokens, 0), at)
@@ -292,9 +309,13 @@ class Account:
     def settle(self, held: Held, took: Need) -> None:
         """The request ended and took `took`: the rest is free again, what went beyond is charged as well."""
         self.running -= 1
+        charged: set[int] = set()
         for block, slot, amount in held.parts:
             block.held -= amount
-            self._correct(block, slot, amount - block.amount(took))
+            # Of a block that was taken from twice, the second part is given back whole.
+            actual = 0 if id(block) in charged else block.amount(took)
+            charged.add(id(block))
+            self._correct(block, slot, amount - actual)
 
     def release(self, held: Held) -> None:
         """The request never began."""

@@ -103,6 +103,16 @@ class MeteredLimits:
             return Reserved(self, entry.account, found)
         raise self._refusal(entry.account, found)
 
+    async def extend(self, account: Account, held: Held, money: float) -> Held | None:
+        """More money for a request that is under way; None when the budget has no room. Raises LedgerError."""
+        entry, nano = self._entry(account.tenant.name), nano_usd(money)
+        for _ in range(MAX_ROUNDS):
+            found = account.extend(held, nano, self._now())
+            if not isinstance(found, Shortage):
+                return found if isinstance(found, Held) else None
+            await self._fetch(entry, found)
+        return None
+
     def reserved(self, tenant: str) -> Mapping[str, int]:
         """Units that running requests hold, by dimension and `places`."""
         return self._entry(tenant).account.reserved
@@ -274,11 +284,21 @@ class Reserved:
     def headers(self) -> Mapping[str, str]:
         return self._limits.headers(self._account)
 
+    async def extend(self, money: float) -> bool:
+        """Hold this much more money; False when the budget has no room for it, or may not be used at all."""
+        if self.degrade or not self._open:
+            return False
+        held = await self._limits.extend(self._account, self._held, money)
+        if held is not None:
+            self._held = held
+        return held is not None
+
     async def settle(self, spent: Spent) -> None:
         """Charge what it took; what was reserved beyond is free from here on."""
         if self._open:
             self._open = False
-            took = Need(spent.prompt_tokens + spent.completion_tokens, nano_usd(spent.money))
+            money = max(spent.money, spent.held)
+            took = Need(spent.prompt_tokens + spent.completion_tokens, nano_usd(money))
             self._account.settle(self._held, took)
             self._limits.charged(self._account, spent)
 

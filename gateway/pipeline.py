@@ -17,6 +17,7 @@ from gateway.ending import Ending
 from gateway.kept import KeptAnswer
 from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Reservation, Routed
 from gateway.settings import GatewayPorts, GatewaySettings
+from gateway.spending import Spending, most_money, prompt_size
 from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView
 from gateway.wants import wants
@@ -69,17 +70,17 @@ class TextWay:
         """
         policy = self.ports.policy()
         chat = within_limits(await self.ports.conversations.opened(caller, asked), policy.limits)
-        reservation = await self.ports.limits.reserve(caller, self._estimate(chat))
+        spending = await self._reserved(chat, caller)
         try:
-            return await self._admitted(asked, chat, caller, policy, reservation)
+            return await self._admitted(asked, chat, caller, policy, spending)
         except BaseException:
-            await reservation.release()
+            await spending.reservation.release()
             raise
 
     async def _admitted(
-        self, asked: ChatRequest, chat: ChatRequest, caller: Caller, policy: Policy, reservation: Reservation
+        self, asked: ChatRequest, chat: ChatRequest, caller: Caller, policy: Policy, spending: Spending
     ) -> Answer:
-        ports = self.ports
+        ports, reservation = self.ports, spending.reservation
         findings = ports.privacy.inspect(chat, caller, policy)
         routed = degraded(ports.router.route(chat, caller, findings, self, policy, ports.draw()), reservation)
         targets = await self.capable(chat, self.able(routed.model, routed.constraints))
@@ -90,7 +91,8 @@ class TextWay:
         plan = dispatch.NO_PLAN if kept else self._plan(chat, targets, routed.constraints, policy)
         compressed = await self._compressed(caller, chat, plan, targets)
         context = self._context(routed, caller, policy)
-        owner = KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets)
+        spending.size = prompt_size(compressed.chat)
+        owner = KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets, spending)
         ending = Ending(
             ports=ports,
             request_id=context.id,
@@ -101,6 +103,7 @@ class TextWay:
             redaction=redaction,
             key=key,
             reservation=reservation,
+            spending=spending,
             targets={target.name: target for target in targets},
             cached=kept is not None,
             saved_tokens=compressed.saved_tokens,
@@ -140,7 +143,8 @@ class TextWay:
         size_bytes = sum(prompt_bytes(text) for text in wanted.texts)
         check_size(size_bytes, policy.limits, "input")
         chat = ChatRequest(wanted.model, "\n".join(wanted.texts), endpoint="embedding")
-        reservation = await self.ports.limits.reserve(caller, self._estimate(chat))
+        spending = await self._reserved(chat, caller)
+        reservation = spending.reservation
         try:
             findings = self.ports.privacy.inspect(chat, caller, policy)
             routed = degraded(
@@ -152,7 +156,7 @@ class TextWay:
             raise
         context = self._context(routed, caller, policy)
         return EmbeddingRun(
-            context, wanted, targets, self.board, self._hold, self.ports.clock, self.ports.emit, reservation
+            context, wanted, targets, self.board, self._hold, self.ports.clock, self.ports.emit, spending
         )
 
     def views(self, model: str) -> Sequence[TargetView]:
@@ -228,31 +232,31 @@ class TextWay:
         prompt_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN
         return dispatch.plan(prompt_tokens, views, constraints, policy.dispatch, policy.migration.stall_s)
 
-    def _estimate(self, chat: ChatRequest) -> Estimate:
-        """The most the request may take, at the dearest target of its model (of all, where the model is left open)."""
-        prompt_tokens, answer_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN + 1, chat.sampling.max_tokens
-        if chat.endpoint == "embedding":
-            answer_tokens = 0
-        money = max(
-            (
-                prompt_tokens * target.price_in + answer_tokens * target.price_out
-                for target in self.ports.targets()
-                if chat.model == AUTO or chat.model in target.models
-            ),
-            default=0.0,
-        )
-        return Estimate(chat.model, prompt_tokens, answer_tokens, money)
+    async def _reserved(self, chat: ChatRequest, caller: Caller) -> Spending:
+        """Holds the most the request may take, at the dearest target of its model (of all, if the model is open)."""
+        size = prompt_size(chat)
+        able = [one for one in self.ports.targets() if chat.model == AUTO or chat.model in one.models]
+        money = most_money(chat, size, able)
+        answer_tokens = 0 if chat.endpoint == "embedding" else chat.sampling.max_tokens
+        estimate = Estimate(chat.model, size.likely_tokens, answer_tokens, money)
+        reservation = await self.ports.limits.reserve(caller, estimate)
+        return Spending(reservation, 0.0 if reservation.degrade else money, size)
 
     def _context(self, routed: Routed, caller: Caller, policy: Policy) -> RequestContext:
         deadline_at_s = self.ports.clock() + self.settings.deadline_s
         return RequestContext(self.ports.ids(), routed.model, deadline_at_s, policy, routed.constraints, caller)
 
     def _owner(
-        self, context: RequestContext, chat: ChatRequest, plan: dispatch.DispatchPlan, targets: Sequence[Target]
+        self,
+        context: RequestContext,
+        chat: ChatRequest,
+        plan: dispatch.DispatchPlan,
+        targets: Sequence[Target],
+        spending: Spending,
     ) -> StreamOwner:
         by_name = {target.name: target for target in targets}
         starts = [(by_name[name], after_s) for name, after_s in plan.starts]
-        ports = StreamPorts(self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s)
+        ports = StreamPorts(self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s, spending)
         request = evolve(chat.text_request(), tenant=context.caller.tenant)
         return StreamOwner(context, request, starts, targets, ports, self.settings)
 

@@ -47,13 +47,17 @@ class Estimate:
 
 @frozen
 class Spent:
-    """What a request did take, as the engines counted it. sides: (target, tokens of the answer) in order."""
+    """What a request did take, as the engines counted it. sides: (target, tokens of the answer) in order.
+
+    held: the most money that it can have taken, where an upstream did not say; a budget keeps this much of it.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     money: float = 0.0
     sides: tuple[tuple[str, int], ...] = ()
+    held: float = 0.0
 
 
 class Reservation(Protocol):
@@ -67,6 +71,10 @@ class Reservation(Protocol):
     @property
     def headers(self) -> Mapping[str, str]:
         """x-ratelimit-* for the answer."""
+        ...
+
+    async def extend(self, money: float) -> bool:
+        """Hold this much more, for another attempt; False when the budget has no room for it."""
         ...
 
     async def settle(self, spent: Spent) -> None:
@@ -277,6 +285,10 @@ class FreeReservation:
 
     degrade: bool = False
     headers: Mapping[str, str] = field(factory=dict)
+
+    async def extend(self, money: float) -> bool:
+        """There is no budget."""
+        return True
 
     async def settle(self, spent: Spent) -> None:
         """Nothing is charged."""

@@ -27,7 +27,7 @@ from gateway.stops import Owned
 from gateway.targets import Target
 from protocol.errors import EngineError, Full, LinkTimeout, MidstreamError, ProtocolError, RejectedError
 from protocol.events import HandedOver, SourceLost
-from protocol.text import FinishReason, TextRequest, Token
+from protocol.text import FinishReason, TextRequest, Token, Usage
 
 SHORTEST_CUT_S = 1.0
 """A target that was prepared gets at least this long for its first token before the source goes on instead."""
@@ -60,6 +60,7 @@ class StreamOwner:
         self.finish: FinishReason | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.usage: Usage | None = None
         self.ttft_s: float | None = None
         self._context, self._request = context, request
         self._starts, self._targets = starts, targets
@@ -372,9 +373,19 @@ class StreamOwner:
             self._ports.board.failed(target, self._context.model, self._ports.clock())
 
     def _settle(self, live: Live) -> None:
-        """Remember the decode rate, unless the reader was what held it back."""
+        """Take the source's own count; remember its decode rate, unless the reader was what held it back."""
+        self._recount(live)
         if self._waited_s > self._blocked_s:
             self._ports.board.decoded(live.target, self._context.model, self._waited_tokens, self._waited_s)
+
+    def _recount(self, live: Live) -> None:
+        """Some sources count their prompt only when they end, and some count tokens that are not shown."""
+        continuation = live.continuation
+        if not self.prompt_tokens:
+            self.prompt_tokens, self.cached_tokens = continuation.prompt_tokens, continuation.cached_tokens
+        usage = getattr(continuation, "usage", None)
+        if isinstance(usage, Usage) and self.finish is not None and not (self._moves or self._losses):
+            self.usage = usage
 
     async def _close(self) -> None:
         live, self._live = self._live, None
