@@ -34,7 +34,7 @@ State = Literal["text", "head", "arguments", "whole", "between"]
 
 @define
 class Call:
-    """A call as far as it was written. whole: its JSON came to its end."""
+    """A call as far as it was written. whole: its JSON was seen to end; such engines end by themselves otherwise."""
 
     id: str
     name: str
@@ -88,7 +88,6 @@ class CallScanner:
             self.calls.append(Call(delta.id or self._new_id(number), delta.name))
         call = self.calls[number]
         call.arguments += delta.arguments
-        call.whole = call.parsed() is not None
         return CallDelta(number, call.id if first else "", call.name if first else "", delta.arguments)
 
     def feed(self, text: str) -> list[Part]:

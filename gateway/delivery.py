@@ -87,7 +87,8 @@ class EventBody:
                 piece = coming.result()
                 if piece is None:
                     break
-                yield self._begin() + self._wire.piece(self._answer, piece)
+                if event := self._begin() + self._wire.piece(self._answer, piece):
+                    yield event
         except MidstreamError as err:
             # No finish reason and no end mark follow: a cut answer must not look complete.
             yield self._wire.error(err)

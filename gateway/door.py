@@ -15,7 +15,7 @@ from links.port import Request, Response
 from protocol.chat import ChatRequest
 from protocol.clock import WallClock
 from protocol.errors import MidstreamError, NotFound
-from protocol.openai_parse import load_object
+from protocol.request_fields import load_object
 
 Handle = Callable[[Request], Awaitable[Response]]
 ErrorBody = Callable[[MidstreamError], tuple[int, dict[str, str], bytes]]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.door import Door
+from gateway.front_anthropic import AnthropicFront
+from gateway.front_ollama import OllamaFront
 from gateway.front_openai import OpenAIFront
+from gateway.front_route import RouteFront
 from gateway.pipeline import TextWay
 from links.port import Route
 from protocol.clock import WallClock
@@ -19,4 +22,5 @@ class Front:
 
     def routes(self) -> Sequence[Route]:
         """What a house mounts."""
-        return tuple(OpenAIFront(self._door).routes())
+        doors = (OpenAIFront, AnthropicFront, OllamaFront, RouteFront)
+        return tuple(route for door in doors for route in door(self._door).routes())

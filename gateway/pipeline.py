@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from gateway import dispatch
 from gateway.answer import Answer
@@ -15,15 +15,16 @@ from gateway.context import LOCAL, Caller, Constraints, RequestContext, constrai
 from gateway.embedding import EmbeddingRun
 from gateway.ending import Ending
 from gateway.kept import KeptAnswer
-from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Reservation, Routed
+from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Findings, Reservation, Routed
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.spending import Spending, most_money, prompt_size
 from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView
+from gateway.tool_prompt import adapted
 from gateway.wants import wants
 from links.port import Request
 from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes, tools_bytes
-from protocol.errors import Full, Loading, MidstreamError, NotAllowed, NotFound, TooLarge
+from protocol.errors import Full, Loading, MidstreamError, NotAllowed, NotFound, TooLarge, Unsupported
 from protocol.policy import LimitsPolicy, Policy
 
 BYTES_PER_TOKEN = 4
@@ -37,6 +38,17 @@ LOADING_RETRY_S = 2.0
 
 ABORT_S = 1.0
 """Answers that were cut get this long to tell their clients."""
+
+
+@frozen
+class Decision:
+    """Where a request would go. plan: which target starts and which joins; local: places by target name."""
+
+    findings: Findings
+    routed: Routed
+    plan: dispatch.DispatchPlan
+    local: Mapping[str, bool]
+    reservation: Reservation
 
 
 class Running(Protocol):
@@ -81,9 +93,7 @@ class TextWay:
         self, asked: ChatRequest, chat: ChatRequest, caller: Caller, policy: Policy, spending: Spending
     ) -> Answer:
         ports, reservation = self.ports, spending.reservation
-        findings = ports.privacy.inspect(chat, caller, policy)
-        routed = degraded(ports.router.route(chat, caller, findings, self, policy, ports.draw()), reservation)
-        targets = await self.capable(chat, self.able(routed.model, routed.constraints))
+        findings, routed, targets = await self._decided(chat, caller, policy, reservation)
         redaction = None if all(target.local for target in targets) else ports.privacy.redact(chat, findings)
         chat = evolve(redaction.chat if redaction else chat, model=routed.model)
         key = CacheKey(caller.tenant, chat, bool(findings.spans))
@@ -122,6 +132,48 @@ class TextWay:
             tells_calls=lambda side: kept is not None or self._tells_calls(ending.targets.get(side), routed.model),
         )
 
+    async def _decided(
+        self, chat: ChatRequest, caller: Caller, policy: Policy, reservation: Reservation
+    ) -> tuple[Findings, Routed, list[Target]]:
+        """What was found in the request, where it may go, and the targets there that can take it."""
+        findings = self.ports.privacy.inspect(chat, caller, policy)
+        routed = self.ports.router.route(chat, caller, findings, self, policy, self.ports.draw())
+        routed = degraded(routed, reservation)
+        able = self.able(routed.model, routed.constraints)
+        return findings, routed, await self.capable(evolve(chat, model=routed.model), able)
+
+    async def route(self, asked: ChatRequest, caller: Caller = LOCAL) -> Decision:
+        """Where the request would go now; nothing is generated and nothing is charged. Raises what `answer` raises."""
+        policy = self.ports.policy()
+        chat = within_limits(asked, policy.limits)
+        reservation = (await self._reserved(chat, caller)).reservation
+        try:
+            findings, routed, targets = await self._decided(chat, caller, policy, reservation)
+            plan = self._plan(evolve(chat, model=routed.model), targets, routed.constraints, policy)
+            return Decision(findings, routed, plan, {target.name: target.local for target in targets}, reservation)
+        finally:
+            await reservation.release()
+
+    async def count_tokens(self, asked: ChatRequest, caller: Caller = LOCAL) -> int:
+        """Tokens of the prompt as a target of this machine reads it, tools included. Raises Unsupported without one."""
+        policy = self.ports.policy()
+        chat = within_limits(evolve(asked, sampling=evolve(asked.sampling, max_tokens=1)), policy.limits)
+        reservation = (await self._reserved(chat, caller)).reservation
+        try:
+            _, routed, targets = await self._decided(chat, caller, policy, reservation)
+            local = next((target for target in targets if target.local), None)
+            if local is None:
+                raise Unsupported("no model of this machine can count this prompt", field="model")
+            can = await self.board.capabilities(local, routed.model)
+            request = adapted(evolve(chat, model=routed.model).text_request(), can)
+            continuation = await local.engine.prepare(request, self.settings.deadline_s)
+            try:
+                return continuation.prompt_tokens
+            finally:
+                await continuation.close()
+        finally:
+            await reservation.release()
+
     def _tells_calls(self, target: Target | None, model: str) -> bool:
         known = self.board.known(target, model) if target is not None else None
         return known is not None and known.tools
@@ -146,11 +198,7 @@ class TextWay:
         spending = await self._reserved(chat, caller)
         reservation = spending.reservation
         try:
-            findings = self.ports.privacy.inspect(chat, caller, policy)
-            routed = degraded(
-                self.ports.router.route(chat, caller, findings, self, policy, self.ports.draw()), reservation
-            )
-            targets = self.able(routed.model, routed.constraints)
+            _, routed, targets = await self._decided(chat, caller, policy, reservation)
         except BaseException:
             await reservation.release()
             raise
@@ -211,6 +259,16 @@ class TextWay:
         if not found:
             raise missing.refusal(chat.model) if lost is None else lost
         return found
+
+    async def abilities(self, model: str) -> tuple[int, tuple[str, ...]]:
+        """The largest context of the targets that have `model`, in tokens, and what they can do, in Ollama's words."""
+        context_tokens, found = 0, set[str]()
+        for target in self.able(model, constraints_of(self.ports.policy())):
+            can = await self.board.capabilities(target, model)
+            context_tokens = max(context_tokens, can.context_tokens)
+            found |= {"embedding"} if can.embeds else {"completion", "tools"}
+            found |= {"vision"} if can.images else set()
+        return context_tokens, tuple(sorted(found))
 
     def check_loading(self, model: str) -> None:
         """Raises Loading for a model that this machine is about to serve."""

@@ -7,16 +7,15 @@ silently dropped; null stands for absent.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.chat import ChatRequest, EmbeddingsRequest, tool_call, tool_definition
-from protocol.decode import load_json
-from protocol.errors import BadRequest, MidstreamError, ProtocolError, TooLarge, Unsupported
+from protocol.errors import BadRequest, TooLarge, Unsupported
 from protocol.images import MAX_IMAGES, from_url
+from protocol.request_fields import Fields, clean, load_object
 from protocol.text import ImagePart, Message, Part, Prompt, Sampling, TextPart
 
-MAX_BODY_BYTES = 8 << 20
 MAX_MESSAGES = 2048
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -36,7 +35,7 @@ def parse_chat(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEF
 
     Raises BadRequest or Unsupported with `field` set to the parameter, TooLarge for a body over MAX_BODY_BYTES.
     """
-    fields = _Fields(load_object(body))
+    fields = Fields(load_object(body))
     want_logprobs = fields.flag("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
     if top and not want_logprobs:
@@ -62,7 +61,7 @@ def parse_chat(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEF
 
 def parse_completion(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEFAULT_MAX_TOKENS) -> ChatRequest:
     """Read a body of POST /v1/completions; as `parse_chat`. The prompt is one text or one list of token ids."""
-    fields = _Fields(load_object(body))
+    fields = Fields(load_object(body))
     for name, harmless in (("echo", (False,)), ("suffix", ("",)), ("best_of", (1,))):
         fields.only(name, harmless)
     wanted = fields.raw.get("logprobs")
@@ -80,7 +79,7 @@ def parse_completion(body: bytes | Mapping[str, Any], *, default_max_tokens: int
 
 def parse_embeddings(body: bytes | Mapping[str, Any]) -> EmbeddingsRequest:
     """Read a body of POST /v1/embeddings. Token-id input and `dimensions` are not supported."""
-    fields = _Fields(load_object(body))
+    fields = Fields(load_object(body))
     fields.only("dimensions", ())
     given = fields.raw.get("input")
     texts = [given] if isinstance(given, str) else given
@@ -91,20 +90,8 @@ def parse_embeddings(body: bytes | Mapping[str, Any]) -> EmbeddingsRequest:
     form = fields.raw.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise BadRequest("encoding_format must be float or base64", field="encoding_format")
-    clean = tuple(_clean(text, "input") for text in texts)
-    return EmbeddingsRequest(model=fields.text("model"), texts=clean, base64=form == "base64")
-
-
-def load_object(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body as one JSON object. Raises BadRequest, TooLarge over MAX_BODY_BYTES."""
-    if isinstance(body, bytes):
-        try:
-            body = load_json(body, what="the request body", max_bytes=MAX_BODY_BYTES, max_depth=64)
-        except ProtocolError as err:
-            raise BadRequest(err.message, next_step="send one JSON object in UTF-8") from err
-    if not isinstance(body, Mapping):
-        raise BadRequest("the request body must be a JSON object")
-    return body
+    checked = tuple(clean(text, "input") for text in texts)
+    return EmbeddingsRequest(model=fields.text("model"), texts=checked, base64=form == "base64")
 
 
 def parse_tools(raw: Sequence[Mapping[str, Any]], choice: Any) -> tuple[tuple[Mapping[str, Any], ...], str]:
@@ -138,7 +125,7 @@ def _tool(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     description = function.get("description")
     if description is not None and not isinstance(description, str):
         raise BadRequest("description must be a text", field=f"{path}.function.description")
-    made = tool_definition(name, _clean(description or "", path), parameters)
+    made = tool_definition(name, clean(description or "", path), parameters)
     if function.get("strict") is True:
         made["function"]["strict"] = True
     return made
@@ -158,7 +145,7 @@ def _response_format(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None
     return {"type": "json_schema", "json_schema": dict(named)}
 
 
-def _shared(fields: _Fields) -> dict[str, Any]:
+def _shared(fields: Fields) -> dict[str, Any]:
     """What both endpoints have in common, and what neither supports."""
     fields.only("n", (1,))
     for name in ("presence_penalty", "frequency_penalty"):
@@ -175,13 +162,13 @@ def _shared(fields: _Fields) -> dict[str, Any]:
     return {
         "stream": fields.flag("stream"),
         "include_usage": include_usage,
-        "stop": _stops(fields.raw.get("stop")),
+        "stop": stop_texts(fields.raw.get("stop")),
         "max_tokens_given": any(fields.raw.get(n) is not None for n in ("max_tokens", "max_completion_tokens")),
         "user": str(fields.raw.get("user") or "")[:256],
     }
 
 
-def _sampling(fields: _Fields, logprobs: int, default_max_tokens: int) -> Sampling:
+def _sampling(fields: Fields, logprobs: int, default_max_tokens: int) -> Sampling:
     older = fields.integer("max_tokens", 1, 1 << 31, default_max_tokens)
     seed = fields.raw.get("seed")
     return Sampling(
@@ -208,23 +195,24 @@ def _biases(raw: Mapping[str, Any]) -> dict[int, float]:
     return found
 
 
-def _stops(raw: Any) -> tuple[str, ...]:
+def stop_texts(raw: Any, name: str = "stop") -> tuple[str, ...]:
+    """Stop strings, one or a list. Raises BadRequest."""
     if raw is None:
         return ()
     listed = [raw] if isinstance(raw, str) else raw
     if not isinstance(listed, list) or len(listed) > MAX_STOPS:
-        raise BadRequest(f"stop must be a text or a list of at most {MAX_STOPS}", field="stop")
+        raise BadRequest(f"{name} must be a text or a list of at most {MAX_STOPS}", field=name)
     for text in listed:
         if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
-            raise BadRequest(f"a stop text has 1 to {MAX_STOP_CHARS} characters", field="stop")
-    return tuple(_clean(text, "stop") for text in listed)
+            raise BadRequest(f"a stop text has 1 to {MAX_STOP_CHARS} characters", field=name)
+    return tuple(clean(text, name) for text in listed)
 
 
 def _prompt(raw: Any) -> Prompt:
     if isinstance(raw, list) and len(raw) == 1 and isinstance(raw[0], (str, list)):
         raw = raw[0]
     if isinstance(raw, str) and raw:
-        return _clean(raw, "prompt")
+        return clean(raw, "prompt")
     if isinstance(raw, list) and raw and all(type(item) is int and 0 <= item < 1 << 31 for item in raw):
         if len(raw) > MAX_PROMPT_IDS:
             raise TooLarge(f"the prompt has {len(raw)} ids, at most {MAX_PROMPT_IDS} are taken", field="prompt")
@@ -256,7 +244,7 @@ def _message(raw: Any, path: str) -> Message:
     role = raw.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"role must be one of {', '.join(_ROLES)}", field=f"{path}.role")
-    fields = _Fields(raw, path + ".")
+    fields = Fields(raw, path + ".")
     listed = fields.objects("tool_calls", MAX_TOOLS)
     calls = tuple(_call(call, f"{path}.tool_calls[{number}]") for number, call in enumerate(listed))
     content = raw.get("content")
@@ -280,8 +268,8 @@ def _call(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     arguments = function.get("arguments", "")
     if not isinstance(arguments, str):
         raise BadRequest("arguments must be JSON as a text", field=f"{path}.function.arguments")
-    name = _clean(function["name"], f"{path}.function.name")
-    return tool_call(str(id_ or "")[:256], name, _clean(arguments, f"{path}.function.arguments"))
+    name = clean(function["name"], f"{path}.function.name")
+    return tool_call(str(id_ or "")[:256], name, clean(arguments, f"{path}.function.arguments"))
 
 
 def _content(raw: Any, path: str) -> tuple[str, tuple[Part, ...]]:
@@ -289,7 +277,7 @@ def _content(raw: Any, path: str) -> tuple[str, tuple[Part, ...]]:
     if raw is None:
         return "", ()
     if isinstance(raw, str):
-        return _clean(raw, path), ()
+        return clean(raw, path), ()
     if not isinstance(raw, list) or len(raw) > MAX_MESSAGES:
         raise BadRequest("content must be a text or a list of parts", field=path)
     parts = tuple(_part(part, f"{path}[{number}]") for number, part in enumerate(raw))
@@ -303,7 +291,7 @@ def _part(raw: Any, path: str) -> Part:
         text = raw.get(kind)
         if not isinstance(text, str):
             raise BadRequest(f"{kind} must be a text", field=f"{path}.{kind}")
-        return TextPart(_clean(text, f"{path}.{kind}"))
+        return TextPart(clean(text, f"{path}.{kind}"))
     if kind == "image_url":
         image = raw.get("image_url")
         url = image.get("url") if isinstance(image, Mapping) else image
@@ -312,78 +300,3 @@ def _part(raw: Any, path: str) -> Part:
             raise BadRequest("image_url must have a url, and a detail of auto, low or high", field=f"{path}.image_url")
         return from_url(url, f"{path}.image_url.url", detail or "auto")
     raise Unsupported(f"content parts of type {str(kind)[:32]!r} are not supported", field=path)
-
-
-def _clean(text: str, path: str) -> str:
-    """JSON can say half a surrogate pair (\\ud800), UTF-8 and tokenizers cannot."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as err:
-        raise BadRequest("text has half a surrogate pair", field=path) from err
-    return text
-
-
-class _Fields:
-    """Typed access to the fields of one object; `prefix` stands before the name in errors."""
-
-    def __init__(self, raw: Mapping[str, Any], prefix: str = "") -> None:
-        self.raw = raw
-        self.prefix = prefix
-
-    def _bad(self, name: str, expected: str, make: Callable[..., MidstreamError] = BadRequest) -> MidstreamError:
-        return make(f"{name} must be {expected}", field=self.prefix + name)
-
-    def text(self, name: str) -> str:
-        value = self.raw.get(name)
-        if not isinstance(value, str) or not 0 < len(value) <= 256:
-            raise self._bad(name, "a text of 1 to 256 characters")
-        return _clean(value, self.prefix + name)
-
-    def optional_text(self, name: str) -> str | None:
-        return None if self.raw.get(name) is None else self.text(name)
-
-    def flag(self, name: str) -> bool:
-        value = self.raw.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise self._bad(name, "true or false")
-        return bool(value)
-
-    def integer(self, name: str, least: int, most: int, default: int) -> int:
-        value = self.raw.get(name)
-        if value is None:
-            return default
-        if type(value) is not int or not least <= value <= most:
-            raise self._bad(name, f"an integer from {least} to {most}")
-        return value
-
-    def number(self, name: str, least: float, most: float, default: float, above: bool = False) -> float:
-        value = self.raw.get(name)
-        if value is None:
-            return default
-        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not numeric or not least <= value <= most or (above and value == least):
-            raise self._bad(
-                name, f"a number {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {most:g}"
-            )
-        return float(value)
-
-    def mapping(self, name: str) -> Mapping[str, Any] | None:
-        value = self.raw.get(name)
-        if value is not None and not isinstance(value, Mapping):
-            raise self._bad(name, "an object")
-        return value
-
-    def objects(self, name: str, most: int) -> tuple[Mapping[str, Any], ...]:
-        value = self.raw.get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or len(value) > most or not all(isinstance(item, Mapping) for item in value):
-            raise self._bad(name, f"a list of at most {most} objects")
-        return tuple(value)
-
-    def only(self, name: str, harmless: tuple[Any, ...]) -> None:
-        """Refuse the field unless it is absent or has a value that changes nothing."""
-        value = self.raw.get(name)
-        if value is None or any(type(value) is type(item) and value == item for item in harmless):
-            return
-        raise Unsupported(f"{name} is not supported", next_step=f"leave {name} out", field=self.prefix + name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from attrs import frozen
 
@@ -31,12 +32,18 @@ class House:
 
 @asynccontextmanager
 async def house(
-    targets: Sequence[Target], *, policy: Policy | None = None, settings: GatewaySettings | None = None
+    targets: Sequence[Target],
+    *,
+    policy: Policy | None = None,
+    settings: GatewaySettings | None = None,
+    ports: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[House]:
-    """Serve `targets` until the block ends."""
+    """Serve `targets` until the block ends. ports: further ports of the way (keys, limits)."""
     emit = RecordingEmit()
-    ports = GatewayPorts(targets=lambda: targets, policy=lambda: policy or Policy(), emit=emit, clock=time.monotonic)
-    mount = build(settings or GatewaySettings(drain_s=0.2), ports)
+    made = GatewayPorts(
+        targets=lambda: targets, policy=lambda: policy or Policy(), emit=emit, clock=time.monotonic, **(ports or {})
+    )
+    mount = build(settings or GatewaySettings(drain_s=0.2), made)
     await mount.start()
     server = await serve(mount.routes, origin_check=True)
     try:

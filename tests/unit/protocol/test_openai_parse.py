@@ -16,7 +16,6 @@ from protocol.images import MAX_IMAGES, data_url
 from protocol.openai_parse import (
     DEFAULT_MAX_TOKENS,
     MAX_BIASES,
-    MAX_BODY_BYTES,
     MAX_EMBEDDING_TEXTS,
     MAX_MESSAGES,
     MAX_PROMPT_IDS,
@@ -25,6 +24,7 @@ from protocol.openai_parse import (
     parse_completion,
     parse_embeddings,
 )
+from protocol.request_fields import MAX_BODY_BYTES
 from protocol.text import ImagePart, Message, TextPart
 
 USER = {"role": "user", "content": "hi"}
