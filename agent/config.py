@@ -13,6 +13,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from agent.settings_table import BY_NAME, ENV_PREFIX, SETTINGS
+from gateway.memory_settings import CacheKind, MemorySettings
 from gateway.providers import NO_PROVIDERS, Providers, read_providers
 from links.webrtc_settings import WebRtcSettings, check
 from protocol.errors import ConfigError
@@ -66,6 +67,11 @@ class AgentConfig:
     text_key: str | None = field(default=None, repr=False)
     context_tokens: int = 2048
     slowdown: float = 1.0
+    cache: CacheKind = "off"
+    cache_entries: int = MemorySettings().cache_entries
+    cache_ttl_s: float = MemorySettings().cache_ttl_s
+    cache_threshold: float = 0.0
+    conversations: bool = True
     benchmark: bool = True
     bounds: PolicyBounds = field(factory=PolicyBounds)
     providers: Providers = NO_PROVIDERS
@@ -74,6 +80,13 @@ class AgentConfig:
     def identity_dir(self) -> Path:
         """Key, certificate and trust anchors."""
         return self.state_dir / "identity"
+
+    @property
+    def memory(self) -> MemorySettings:
+        """What the text way keeps between requests."""
+        return MemorySettings(
+            self.cache, self.cache_entries, self.cache_ttl_s, self.cache_threshold, self.conversations
+        )
 
     @property
     def webrtc_settings(self) -> WebRtcSettings:

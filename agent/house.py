@@ -44,6 +44,7 @@ from agent.version import own_version
 from engines.catalogue import load_catalogue
 from engines.registry import ImportGuard, Unguarded, use_guard
 from engines.store import ModelStore
+from gateway.memory import TextMemory
 from gateway.providers import Providers
 from links.http_server import RunningServer
 from netprobe.probe import LinkProbe, UnderWay
@@ -123,7 +124,8 @@ class House:
         self.control = self._control(identity, keys, labels)
         self.control.open_identity()
         self.webrtc.attach(self.control, self.device_id)
-        ways = (self.tensors.mount, text_mount(self.texts, self.holder.current, self.emit, self.clock))
+        memory = TextMemory(config.memory, config.state_dir / "text", store)
+        ways = (self.tensors.mount, text_mount(self.texts, memory, self.holder.current, self.emit, self.clock))
         self.ways = tuple(self.gate.before(way) for way in ways)
         self.life.listen(self._on_life)
         self.supervisor = Supervisor(self._parts())

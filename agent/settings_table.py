@@ -153,6 +153,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "wait_target_s", _real(0.01, 600.0), "a new request should wait no longer than this; policy may not raise it"
     ),
+    Setting(
+        "cache", _choice("off", "exact", "semantic"), "keep answers and give them again (semantic needs the extra)"
+    ),
+    Setting("cache_entries", _whole(1, 10_000_000), "answers that the cache keeps at most"),
+    Setting("cache_ttl_s", _real(1.0, 1e8), "seconds after which a kept answer is too old"),
+    Setting("cache_threshold", _real(0.0, 1.0), "least cosine of a semantic hit; 0: as tuned for the shipped encoder"),
+    Setting("conversations", _flag, "keep the turns of requests that carry a conversation_id"),
     Setting("benchmark", _flag, "measure this device's models after start, in the background"),
     Setting("allow_raw_input", _flag, "allow policy to send raw inputs off the device"),
     Setting("allow_cloud_text", _flag, "allow policy to send prompts off the device"),

@@ -36,6 +36,7 @@ from cloud_stub.tenants import TenantHouse
 from cloud_stub.tenants_admin import TenantsApi
 from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
+from gateway.memory import TextMemory
 from links.http_server import RunningServer, serve
 from links.mdns import ZeroconfBrowser
 from links.mqtt import MqttChannel
@@ -181,6 +182,9 @@ class CoordinatorHouse:
         engines, why = open_engines(config, self.store, self.queues)
         if why:
             self.notes.append(f"text is not served: {why}")
+        self._memory = TextMemory(config.memory, config.state_dir / "text", self.store)
+        if self._memory.why:
+            self.notes.append(self._memory.why)
         self.text = TextHouse(engines, open_providers(config))
         stack.push_async_callback(self.text.close)
         self.tails = TailHouse(config, self.store, self.queues, self._on_bundle, tail_server(config))
@@ -188,7 +192,7 @@ class CoordinatorHouse:
         self.notes += self._missing()
 
     async def _open_server(self, stack: contextlib.AsyncExitStack) -> None:
-        tenants, text, tails = self.tenants, self.text.front(self.metrics, self.tenants), self.tails.mount
+        tenants, text, tails = self.tenants, self.text.front(self.metrics, self.tenants, self._memory), self.tails.mount
         enrolment = Enrolment(self.authority, self._secrets, self.registry, self._broker_address, self._wall)
         operators = AdminApi(
             self.registry, self.publisher, self.coordinator, self.join_string, self._end_sessions, self._wall

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from attrs import evolve, field, frozen
 
+from gateway.memory_settings import CacheKind, MemorySettings
 from gateway.providers import NO_PROVIDERS, Providers, read_providers
 from links.webrtc_settings import WebRtcSettings, check
 from protocol.decode import decode_listing
@@ -56,6 +57,7 @@ class CoordinatorConfig:
     tails export`; they run here while it cannot. join_ttl_s: how long a fresh join string can be used.
     webrtc: answer devices that cannot reach the port (needs the extra). webrtc_servers: STUN and TURN servers to use,
     none is contacted otherwise. webrtc_addresses: addresses of this machine for it (empty: all but loopback).
+    cache, cache_entries, cache_ttl_s, cache_threshold, conversations: see gateway.memory.MemorySettings.
     limits_redis: where gateways on several machines share the limits of tenants (None: a database in state_dir).
     """
 
@@ -91,6 +93,11 @@ class CoordinatorConfig:
     webrtc_credential: str | None = field(default=None, repr=False)
     webrtc_addresses: tuple[str, ...] = ()
     limits_redis: str | None = field(default=None, repr=False)
+    cache: CacheKind = "off"
+    cache_entries: int = MemorySettings().cache_entries
+    cache_ttl_s: float = MemorySettings().cache_ttl_s
+    cache_threshold: float = 0.0
+    conversations: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     providers: Providers = NO_PROVIDERS
     source: str = field(default="defaults", eq=False)
@@ -99,6 +106,13 @@ class CoordinatorConfig:
     def broker_url(self) -> BrokerUrl | None:
         """The foreign broker, or None for the embedded one."""
         return None if self.broker == EMBEDDED else parse_broker(self.broker)
+
+    @property
+    def memory(self) -> MemorySettings:
+        """What the text way keeps between requests."""
+        return MemorySettings(
+            self.cache, self.cache_entries, self.cache_ttl_s, self.cache_threshold, self.conversations
+        )
 
     @property
     def webrtc_settings(self) -> WebRtcSettings:
@@ -186,10 +200,10 @@ def _read_file(path: Path) -> dict[str, Any]:
 _LISTS = frozenset({"addresses", "interfaces", "models", "bundles", "webrtc_addresses", "webrtc_servers"})
 _INTEGERS = frozenset({
     "port", "broker_port", "text_threads", "text_slots", "text_context_tokens", "tensor_threads", "tensor_batch_rows",
-    "tensor_batch_wait_ms",
+    "tensor_batch_wait_ms", "cache_entries",
 })  # fmt: skip
-_REALS = frozenset({"join_ttl_s", "text_wait_target_s"})
-_FLAGS = frozenset({"mdns", "cut", "webrtc"})
+_REALS = frozenset({"join_ttl_s", "text_wait_target_s", "cache_ttl_s", "cache_threshold"})
+_FLAGS = frozenset({"mdns", "cut", "webrtc", "conversations"})
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _KNOWN = frozenset(a.name for a in CoordinatorConfig.__attrs_attrs__) - {"source", "providers"}
 
@@ -242,6 +256,7 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
     for name, low, high in (
         ("port", 0, 65_535), ("broker_port", 0, 65_535), ("text_threads", 0, 1024), ("tensor_threads", 0, 1024),
         ("text_wait_target_s", 0.01, 600.0), ("tensor_batch_rows", 1, 1024), ("tensor_batch_wait_ms", 0, 1000),
+        ("cache_entries", 1, 10_000_000), ("cache_ttl_s", 1.0, 1e8), ("cache_threshold", 0.0, 1.0),
         ("text_slots", 1, 64), ("text_context_tokens", 128, 1 << 20), ("join_ttl_s", 60.0, 30 * 86_400.0),
     ):  # fmt: skip
         value = getattr(config, name)
@@ -312,6 +327,11 @@ _HELP = {
     "webrtc_servers": "STUN and TURN servers, comma-separated: stun:HOST:PORT, turn:HOST:PORT?transport=udp",
     "webrtc_username": "user name at the TURN server; the credential comes from the file or the environment",
     "webrtc_addresses": "addresses of this machine for WebRTC, comma-separated (default: all but loopback)",
+    "cache": "keep answers and give them again: off, exact, semantic (semantic needs the extra cache)",
+    "cache_entries": "answers that the cache keeps at most",
+    "cache_ttl_s": "seconds after which a kept answer is too old",
+    "cache_threshold": "least cosine of a semantic hit, 0: as tuned for the shipped encoder",
+    "conversations": "keep the turns of requests that carry a conversation_id",
     "join_ttl_s": "seconds for which a join string can be used",
     "log_level": "debug, info, warning or error",
 }

@@ -17,6 +17,7 @@ from engines.port import TextEngine
 from engines.queued_text import QueuedTextEngine
 from engines.registry import engine_class, installed_engines
 from engines.store import ModelStore
+from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts
 from gateway.mount import build as build_gateway
 from gateway.provider_house import ProviderHouse
@@ -79,13 +80,16 @@ class TextHouse:
         owner = _device_owner(device_id)
         await asyncio.gather(*(hosted.end() for name, hosted in tuple(self._streams.open.values()) if name == owner))
 
-    def front(self, emit: Emit, tenants: TenantHouse | None = None) -> Mount:
+    def front(self, emit: Emit, tenants: TenantHouse | None = None, memory: TextMemory | None = None) -> Mount:
         """The OpenAI API over the same engines, behind keys and limits where there are tenants."""
         policy = Policy(limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS))
         ports = GatewayPorts(targets=self.targets, policy=lambda: policy, emit=emit)
         if tenants is not None:
             ports = evolve(ports, keys=tenants.keys, limits=tenants.limits, audit=tenants.audit)
-        return build_gateway(GatewaySettings(), ports)
+        if memory is None:
+            return build_gateway(GatewaySettings(), ports)
+        ports = evolve(ports, cache=memory.cache, conversations=memory.conversations)
+        return remembering(build_gateway(GatewaySettings(), ports), memory)
 
     async def warm(self) -> None:
         """Load every model before its first request, one after the other; a model that fails stays cold."""

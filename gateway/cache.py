@@ -137,7 +137,7 @@ class SemanticCache:
 
     async def look_up(self, key: CacheKey) -> CacheHit | None:
         """As `find`, with what the hit rests on."""
-        if key.personal:
+        if key.personal or self._store is None:
             return None
         wanted = lookup_key(key, self.embedder_id)
         hit = await self._do(self._exact, wanted)
@@ -154,7 +154,7 @@ class SemanticCache:
     async def store(self, key: CacheKey, answer: CachedAnswer) -> None:
         """Keep a whole answer; a personal, cut, empty or too long one is passed over."""
         size_bytes = sum(len(piece.encode("utf-8", "surrogatepass")) for piece in answer.pieces)
-        if key.personal or answer.finish != "stop" or not 0 < size_bytes <= MAX_ANSWER_BYTES:
+        if key.personal or self._store is None or answer.finish != "stop" or not 0 < size_bytes <= MAX_ANSWER_BYTES:
             return
         wanted = lookup_key(key, self.embedder_id)
         vector = await self._vector(wanted.question) if wanted.question and self.semantic else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,10 +91,12 @@ def decode_turn(text: str) -> Message:
 
 
 class SqliteConversations:
-    """One file, one thread of its own. Raises ConfigError when the file cannot be used."""
+    """One file, opened with its first use, in one thread of its own. All methods raise ConfigError when it cannot be
+    used."""
 
     def __init__(self, file: Path, bounds: ConversationBounds | None = None, wall: WallClock = wall_now) -> None:
-        self._db = open_sqlite(file, _MIGRATIONS)
+        self._file = file
+        self._opened: sqlite3.Connection | None = None
         self._bounds = bounds or ConversationBounds()
         self._wall = wall
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="midstream-conversations")
@@ -116,13 +119,23 @@ class SqliteConversations:
 
     async def close(self) -> None:
         """Idempotent."""
-        await self._do(self._db.close)
+        await self._do(self._shut)
         self._thread.shutdown()
 
     async def _do(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     # Below: the store's own thread only.
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = open_sqlite(self._file, _MIGRATIONS)
+        return self._opened
+
+    def _shut(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
 
     def _turns(self, tenant: str, conversation: str) -> tuple[Message, ...]:
         rows = self._db.execute(

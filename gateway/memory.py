@@ -1,0 +1,103 @@
+"""What the text way remembers between requests, from one set of settings in either house: cache, conversations."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from engines.executor import BoundedExecutor
+from engines.local import LocalEndpoint
+from engines.pool import ModelPool
+from engines.port import TensorRuntime
+from engines.registry import engine_class
+from engines.sentences import SentenceEmbedder
+from engines.store import ModelStore
+from gateway.cache import CacheSettings, SemanticCache
+from gateway.conversation_store import SqliteConversations
+from gateway.conversations import KeptConversations
+from gateway.memory_settings import MemorySettings
+from gateway.ports import AnswerCache, Conversations, NoCache, NoConversations
+from links.port import Mount
+from protocol.errors import MidstreamError
+
+log = logging.getLogger("midstream.gateway.memory")
+
+ENCODER, TOKENIZER, DIMENSIONS = "minilm-int8", "minilm-tokenizer", 384
+TUNED_THRESHOLD = 0.78
+"""For ENCODER, fixed on one half of the pairs of `python -m benchmarks.semantic_cache`, tried on the other."""
+
+POOL_BYTES = 256 << 20
+"""The encoder takes 23 MB on disk and some 60 MB in memory."""
+
+
+class TextMemory:
+    """Cache and conversations of one house, under `folder`."""
+
+    def __init__(self, settings: MemorySettings, folder: Path, models: ModelStore) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._models = models
+        self._executor: BoundedExecutor | None = None
+        self._endpoint: LocalEndpoint | None = None
+        self._kept = SqliteConversations(folder / "conversations.sqlite") if settings.conversations else None
+        self.conversations: Conversations = KeptConversations(self._kept) if self._kept else NoConversations()
+        self.why = ""
+        self._cache = self._made() if settings.cache != "off" else None
+        self.cache: AnswerCache = self._cache or NoCache()
+
+    def _made(self) -> SemanticCache:
+        settings, embedder = self._settings, None
+        if settings.cache == "semantic":
+            try:
+                embedder = self._embedder()
+            except MidstreamError as err:
+                self.why = f"only exact cache hits: {err.message}; {err.next_step}"
+                log.warning("%s", self.why)
+        threshold = settings.cache_threshold or TUNED_THRESHOLD
+        tuned_for = embedder.id if embedder is not None else ""
+        return SemanticCache(
+            CacheSettings(self._folder, settings.cache_entries, settings.cache_ttl_s, threshold, tuned_for), embedder
+        )
+
+    def _embedder(self) -> SentenceEmbedder:
+        encoder, tokenizer = self._models.entry(ENCODER), self._models.path(TOKENIZER)
+        self._models.path(ENCODER)
+        runtimes: dict[str, TensorRuntime] = {"onnx": engine_class("onnx")()}
+        self._executor = BoundedExecutor("sentences", 1)
+        self._endpoint = LocalEndpoint(self._models, ModelPool(POOL_BYTES), self._executor, runtimes, threads=1)
+        return SentenceEmbedder(self._endpoint, ENCODER, tokenizer, encoder.sha256, DIMENSIONS)
+
+    async def start(self) -> None:
+        """Open the cache. A disk that cannot be used leaves it off, with a sentence in `why`."""
+        if self._cache is None:
+            return
+        try:
+            await self._cache.start()
+        except MidstreamError as err:
+            self.why = f"no cache: {err.message}; {err.next_step}"
+            log.warning("%s", self.why)
+
+    async def close(self) -> None:
+        """Save and close; idempotent."""
+        if self._cache is not None:
+            await self._cache.close()
+        if self._kept is not None:
+            await self._kept.close()
+        if self._endpoint is not None:
+            await self._endpoint.close()
+        if self._executor is not None:
+            self._executor.close()
+
+
+def remembering(mount: Mount, memory: TextMemory) -> Mount:
+    """The mount with its memory: opened before the first request, closed after the last."""
+
+    async def start() -> None:
+        await memory.start()
+        await mount.start()
+
+    async def stop() -> None:
+        await mount.stop()
+        await memory.close()
+
+    return Mount(routes=mount.routes, frame_routes=mount.frame_routes, start=start, stop=stop)
