@@ -38,6 +38,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "split.max_error_ratio": (0, 1), "split.explore_one_in": (0, 1_000_000), "split.hedge_ratio": (0, 1),
     "split.deadline_s": (0.001, 86_400),
     "dispatch.budget_ratio": (0, 1), "dispatch.tail_ratio": (0, 1), "dispatch.money_per_joule": (0, math.inf),
+    "dispatch.battery_factor": (0, 1e6), "dispatch.empty_factor": (0, 1e6), "dispatch.hot_factor": (0, 1e6),
     "migration.consume_tokens_per_s": (0.01, 1e6), "migration.min_tokens": (0, 1_000_000),
     "migration.min_remaining_tokens": (0, 1_000_000), "migration.max_moves": (0, 1000),
     "migration.stall_s": (0.05, 3600),
@@ -129,6 +130,10 @@ def check_ranges(policy: Policy) -> None:
             )
     check_routing(policy.routing)
     check_privacy(policy.privacy)
+    for name, price in policy.dispatch.prices.items():
+        if min(price.input, price.cached_input, price.output) < 0:
+            path = f"dispatch.prices.{name[:64]}"
+            raise ProtocolError(f"{path} has a price below 0", field=path)
 
 
 def _read(payload: bytes) -> tuple[Policy, tuple[str, ...]] | Refused:

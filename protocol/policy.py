@@ -46,19 +46,37 @@ class SplitPolicy:
 
 
 @frozen
-class DispatchPolicy:
-    """Where a text answer begins.
+class TokenPrice:
+    """What a target asks, in money per million tokens, as services quote it; any one currency for the whole policy."""
 
-    start: `device` begins here, `cloud` there, `race` on both.
-    budget_ratio: share of prompt tokens that the constrained side may prefill (b in DiSCo).
+    input: float = 0.0
+    cached_input: float = 0.0
+    output: float = 0.0
+
+
+@frozen
+class DispatchPolicy:
+    """Where a text answer begins. Precedence: what is allowed, then caps of money, then budget_ratio, then start.
+
+    start: `device` begins here, `cloud` there, `race` on both. It decides alone while budget_ratio is 1.
+    budget_ratio: share of prompt tokens that the dear side may prefill, in expectation (b in DiSCo).
     tail_ratio: part of the budget kept for the tail (alpha in DiSCo).
-    money_per_joule: exchange rate between device energy and money (lambda in DiSCo).
+    money_per_joule: exchange rate between device energy and money (lambda in DiSCo), on mains and cool.
+    battery_factor: times that on battery; empty_factor: times that on an empty battery, in proportion to what is gone;
+        hot_factor: times that where the device throttles, in proportion over the last 15 K.
+    prices: by target name; they take the place of those that a target tells.
+    weaker_model: a target that answers with a weaker model than the one asked for may be chosen.
     """
 
     start: Literal["device", "cloud", "race"] = "device"
     budget_ratio: float = 1.0
     tail_ratio: float = 0.05
     money_per_joule: float = 0.0
+    battery_factor: float = 1.0
+    empty_factor: float = 1.0
+    hot_factor: float = 1.0
+    prices: Mapping[str, TokenPrice] = field(factory=dict)
+    weaker_model: bool = False
 
 
 @frozen
