@@ -14,8 +14,10 @@ from attrs import frozen
 from agent.cloud_link import AvailableLink
 from agent.compose_providers import open_providers
 from agent.config import AgentConfig
+from agent.device_power import DevicePower
 from agent.health import Health
 from agent.host import Host
+from engines.gguf import parameters_of, read_metadata
 from engines.measure_text import text_probes
 from engines.peer import PeerEngine
 from engines.port import TextEngine
@@ -88,6 +90,8 @@ class TextSide:
         self._slowdowns = slowdowns or Slowdowns()
         self._running_threads = 0
         self._rates = Rates()
+        self._parameters: float | None = None
+        self.power = DevicePower(host=host)
         self._measured = measured
         self._store = store
         self._cloud = cloud
@@ -133,6 +137,7 @@ class TextSide:
                     frozenset(self.models),
                     tokens_per_s=self._rates.tokens_per_s,
                     prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
+                    parameters=self._parameters,
                     engine_name=self._config.text_engine,
                     slowdowns=self._slowdowns,
                 )
@@ -170,6 +175,7 @@ class TextSide:
         except MidstreamError as err:
             self._health.warn("text_model", f"{self._config.text_model}: {err.message}", err.next_step)
             return
+        self._parameters = await asyncio.to_thread(_parameters, self._file(self._config.text_model))
         for peer in (self._peer, *self._at_cloud.values()):
             peer.vocabulary = capabilities.vocabulary
         self._running_threads = threads or _usual_threads()
@@ -341,6 +347,14 @@ def _usual_threads() -> int:
     return max(1, usable_cores() - 1)
 
 
+def _parameters(file: Path | None) -> float | None:
+    """Of the model in `file`, where it tells its sizes."""
+    try:
+        return parameters_of(read_metadata(file)) if file is not None else None
+    except MidstreamError:
+        return None
+
+
 def _tokens_per_s(measured: Measured | None) -> float | None:
     return 1.0 / measured.per_token_s if measured is not None and measured.per_token_s else None
 
@@ -366,6 +380,7 @@ def text_mount(side: TextSide, memory: TextMemory, policy: Callable[[], Policy],
         GatewayPorts(
             targets=side.targets, policy=policy, emit=emit, clock=clock, rtt_s=side.rtt_s, loading=side.loading,
             cache=memory.cache, conversations=memory.conversations,
+            power=side.power,
         ),
     )  # fmt: skip
     inner = remembering(inner, memory)

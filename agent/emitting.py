@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import attrs
 
 from protocol.errors import ConfigError
-from protocol.events import ArmSwitched, Emit, Event, HandedOver, SourceLost, TensorDone, TextDone
+from protocol.events import ArmSwitched, Emit, Event, HandedOver, RegimeChosen, SourceLost, TensorDone, TextDone
 
 log = logging.getLogger("midstream.agent")
 
@@ -31,6 +31,7 @@ NAMES: Mapping[type[Event], str] = {
     TextDone: "text_done",
     HandedOver: "handoff",
     SourceLost: "source_lost",
+    RegimeChosen: "regime",
 }
 """The events that go to `--events` and to `--json`, by their name there; a lost cloud is `cloud_lost`."""
 

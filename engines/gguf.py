@@ -102,3 +102,24 @@ class _Reader:
         return EngineError(
             f"{self._name} is not a usable GGUF model: {why}", next_step="check the file, or pull it again"
         )
+
+
+def parameters_of(metadata: Mapping[str, Value]) -> float | None:
+    """Parameters of a dense transformer by its sizes, embeddings once; None where a size is missing.
+
+    A mixture of experts counts the experts that work on one token.
+    """
+    family = metadata.get("general.architecture")
+    prefix = family.decode("utf-8", "replace") if isinstance(family, bytes) else ""
+
+    def size(name: str) -> float | None:
+        value = metadata.get(f"{prefix}.{name}")
+        return float(value) if isinstance(value, (int, float)) and value > 0 else None
+
+    width, blocks, inner = size("embedding_length"), size("block_count"), size("feed_forward_length")
+    heads, tokens = size("attention.head_count"), metadata.get("tokenizer.ggml.tokens")
+    if width is None or blocks is None or inner is None or heads is None or not isinstance(tokens, tuple):
+        return None
+    head = size("attention.key_length") or width / heads
+    attention = 2 * width * head * (heads + (size("attention.head_count_kv") or heads))
+    return blocks * (attention + 3 * width * inner * (size("expert_used_count") or 1)) + len(tokens) * width

@@ -47,6 +47,9 @@ class Source(Protocol):
     @property
     def sides(self) -> tuple[tuple[str, int], ...]: ...
 
+    @property
+    def losers(self) -> tuple[str, ...]: ...
+
     def tokens(self) -> AsyncGenerator[Owned, None]: ...
 
     async def abort(self, reason: str) -> None: ...
@@ -278,12 +281,22 @@ class Answer:
                 ttft_s=owner.ttft_s,
                 total_s=total_s,
                 sides=owner.sides,
+                losers=owner.losers,
                 reason=self.reason,
             )
         )
         calls = tuple(call.message_call() for call in self.calls.calls) if self.calls is not None else ()
         made = Made(
-            status, self.finish, self.usage, owner.sides, tuple(self._made), calls, self.message, owner.ttft_s, total_s
+            status=status,
+            finish=self.finish,
+            usage=self.usage,
+            sides=owner.sides,
+            losers=owner.losers,
+            pieces=tuple(self._made),
+            calls=calls,
+            shown=self.message,
+            ttft_s=owner.ttft_s,
+            total_s=total_s,
         )
         await self.ending.run(made)
 

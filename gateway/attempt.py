@@ -61,6 +61,10 @@ class Attempts:
                 live = await self._start(target, continuation, at)
         except TimeoutError as err:
             raise LinkTimeout(f"{target.name} gave no first token within the request's deadline") from err
+        except asyncio.CancelledError:
+            if at == 0:
+                self.ports.board.outlasted(target, self.context.model, self.ports.clock() - begun_s)
+            raise
         live.ttft_s = self.ports.clock() - begun_s
         return live
 

@@ -1,18 +1,20 @@
 """Where an answer begins: which target starts at once and after which wait the others join. Pure.
 
 After DiSCo (arXiv 2502.11417), section on dispatch: the second endpoint starts only if the first has not spoken by
-then, so a slow or dead side costs a bounded wait and a healthy one costs nothing.
+then, so a slow or dead side costs a bounded wait and a healthy one costs nothing. With a budget the table decides, and
+without one the policy's preference. A target that fails before the wait is over starts the next one at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isinf
+from math import isfinite, isinf
 from typing import Literal
 
 from attrs import frozen
 
 from gateway.context import Constraints
+from gateway.dispatch_table import EVERY_LENGTH, DispatchTable
 from gateway.targets import TargetView
 from protocol.policy import DispatchPolicy
 
@@ -28,12 +30,54 @@ class DispatchPlan:
     """`starts` holds (target name, seconds after arrival), ascending; empty when nothing is allowed."""
 
     starts: tuple[tuple[str, float], ...]
-    regime: Literal["device", "cloud", "race", "none"]
+    regime: Literal["device", "cloud", "race", "none", "device_constrained", "server_constrained"]
     reason: str
 
 
-NO_PLAN = DispatchPlan((), "none", "an answer that was kept")
-"""Nothing starts: the cache has the answer."""
+NO_PLAN = DispatchPlan((), "none", "a kept answer")
+"""Of a request that no target is asked for."""
+
+
+def dispatch(
+    table: DispatchTable | None,
+    prompt_tokens: int,
+    targets: Sequence[TargetView],
+    constraints: Constraints,
+    draw: float,
+    policy: DispatchPolicy,
+    patience_s: float,
+) -> DispatchPlan:
+    """The starts of one request: by `table` where there is one and both sides may answer, else by preference.
+
+    Args:
+        table: made for the server that `sides` names; None without a budget.
+        draw: uniform in [0, 1); decides for prompts on the boundary.
+        patience_s: as in `plan`.
+    """
+    device, server = sides(targets, constraints)
+    if table is None or device is None or server is None:
+        return plan(prompt_tokens, targets, constraints, policy, patience_s)
+    if table.regime == "device_constrained":
+        wait_s, why = _device_wait(table, prompt_tokens, device, server, draw, patience_s)
+        first = [(server, 0.0), (device, wait_s)]
+    elif table.server_starts(prompt_tokens, draw):
+        first, why = [(device, 0.0), (server, 0.0)], "it is long: both at once"
+    else:
+        alone_s = patience(device, prompt_tokens, patience_s)
+        first, why = [(device, 0.0), (server, alone_s)], "it is short: on the device, the server only if that is lost"
+    reason = (
+        f"{table.regime.replace('_', '-')}, budget {table.budget_ratio:g}: a prompt of {prompt_tokens} tokens, "
+        f"{_boundary(table)}; {why}"
+    )
+    return DispatchPlan(_with_rest(first, targets, constraints, prompt_tokens, patience_s), table.regime, reason)
+
+
+def sides(targets: Sequence[TargetView], constraints: Constraints) -> tuple[TargetView | None, TargetView | None]:
+    """The device and the server that a table is about: of each side the one whose first token is expected first."""
+    up = _up(_allowed(targets, constraints))
+    local = min((view for view in up if view.local), key=lambda view: view.queue_s, default=None)
+    remote = min((view for view in up if not view.local), key=_expected_s, default=None)
+    return local, remote
 
 
 def plan(
@@ -43,19 +87,17 @@ def plan(
     policy: DispatchPolicy,
     patience_s: float,
 ) -> DispatchPlan:
-    """Order the allowed targets and give each its start.
+    """Order the allowed targets by the policy's preference and give each its start.
 
     Args:
         prompt_tokens: estimate is enough; it scales a local target's patience only.
         targets: views of all targets that have the model.
         patience_s: a target without history may be silent for this long before the next one starts.
     """
-    allowed = [view for view in targets if constraints.allows(view.name, view.local)]
+    allowed = _allowed(targets, constraints)
     if not allowed:
         return DispatchPlan((), "none", constraints.reason or "no target has the model")
-    up = [view for view in allowed if view.up]
-    # When all rest after failures, trying them still beats refusing.
-    order = _ordered(up or allowed, policy)
+    order = _ordered(_up(allowed), policy)
     if policy.start == "race":
         return DispatchPlan(_race_starts(order, prompt_tokens, patience_s), "race", "policy.dispatch.start = race")
     starts: list[tuple[str, float]] = []
@@ -76,10 +118,66 @@ def patience(view: TargetView, prompt_tokens: int, patience_s: float) -> float:
     """
     if view.local:
         return max(patience_s, 2.0 * view.prefill_seconds(prompt_tokens))
-    seen_s = view.ttft_quantile_s(0.95)
-    if seen_s is None or isinf(seen_s) or len(view.ttft_s) < MIN_HISTORY:
+    seen_s = view.ttft.quantile_s(0.95)
+    if isinf(seen_s) or view.seen < MIN_HISTORY:
         return patience_s
     return min(patience_s, max(SHORTEST_PATIENCE_S, 1.5 * seen_s))
+
+
+def _device_wait(
+    table: DispatchTable, prompt_tokens: int, device: TargetView, server: TargetView, draw: float, patience_s: float
+) -> tuple[float, str]:
+    """When the device joins the server, and why."""
+    wait_s = table.device_wait_s(prompt_tokens, draw)
+    if not isfinite(wait_s):
+        return max(patience_s, server.ttft.last_s), "no budget is left for it: the device only if the server is lost"
+    if wait_s > 0:
+        return wait_s, f"it is long: the device after {wait_s:.2f} s of silence"
+    alone_s = device.prefill_seconds(prompt_tokens)
+    if alone_s >= server.ttft.last_s and server.seen >= MIN_HISTORY and isfinite(table.tail_wait_s):
+        # Tokens for nothing: the queue or the prefill takes longer than the slowest answer of the server.
+        return (
+            table.tail_wait_s,
+            f"the device needs {alone_s:.2f} s and cannot be first: after {table.tail_wait_s:.2f} s",
+        )
+    return 0.0, "it is short: both at once"
+
+
+def _boundary(table: DispatchTable) -> str:
+    if table.boundary_tokens == EVERY_LENGTH:
+        return "any length is short"
+    return f"long from {table.boundary_tokens} on"
+
+
+def _with_rest(
+    first: Sequence[tuple[TargetView, float]],
+    targets: Sequence[TargetView],
+    constraints: Constraints,
+    prompt_tokens: int,
+    patience_s: float,
+) -> tuple[tuple[str, float], ...]:
+    """The plan's two, and whoever else may answer for the case that both are lost."""
+    starts = sorted(((view.name, after_s) for view, after_s in first), key=lambda start: start[1])
+    named = {name for name, _ in starts}
+    lost_s = max(after_s + patience(view, prompt_tokens, patience_s) for view, after_s in first)
+    for view in _up(_allowed(targets, constraints)):
+        if view.name not in named:
+            starts.append((view.name, lost_s))
+            lost_s += patience(view, prompt_tokens, patience_s)
+    return tuple(starts)
+
+
+def _allowed(targets: Sequence[TargetView], constraints: Constraints) -> list[TargetView]:
+    return [view for view in targets if constraints.allows(view.name, view.local)]
+
+
+def _up(views: Sequence[TargetView]) -> Sequence[TargetView]:
+    """Those that do not rest after failures; when all rest, trying them still beats refusing."""
+    return [view for view in views if view.up] or views
+
+
+def _expected_s(view: TargetView) -> float:
+    return view.queue_s + view.ttft.quantile_s(0.5)
 
 
 def _ordered(views: Sequence[TargetView], policy: DispatchPolicy) -> list[TargetView]:

@@ -27,12 +27,16 @@ from protocol.text import FinishReason, Message, Usage
 
 @frozen
 class Made:
-    """One answer as it ended. pieces, calls: as targets made it; shown: as the client saw it. finish None: cut."""
+    """One answer as it ended. pieces, calls: as targets made it; shown: as the client saw it. finish None: cut.
+
+    losers: targets that were asked for the first token as well and cancelled.
+    """
 
     status: str
     finish: FinishReason | None
     usage: Usage
     sides: tuple[tuple[str, int], ...]
+    losers: tuple[str, ...]
     pieces: tuple[str, ...]
     calls: tuple[Mapping[str, Any], ...]
     shown: Message

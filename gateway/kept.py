@@ -28,6 +28,11 @@ class KeptAnswer:
         """(`cache`, pieces given)."""
         return ((SIDE, self._given),) if self._given else ()
 
+    @property
+    def losers(self) -> tuple[str, ...]:
+        """Nobody was asked."""
+        return ()
+
     async def tokens(self) -> AsyncGenerator[Owned, None]:
         """One token per piece, then one per tool call."""
         self.ttft_s = 0.0

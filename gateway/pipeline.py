@@ -12,6 +12,8 @@ from gateway import dispatch
 from gateway.answer import Answer
 from gateway.attempt import StreamPorts
 from gateway.context import LOCAL, Caller, Constraints, RequestContext, constraints_of
+from gateway.dispatch_live import Dispatcher
+from gateway.dispatch_plans import Plans
 from gateway.embedding import EmbeddingRun
 from gateway.ending import Ending
 from gateway.kept import KeptAnswer
@@ -19,7 +21,7 @@ from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Findings, Reserv
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.spending import Spending, most_money, prompt_size
 from gateway.stream import StreamOwner
-from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView
+from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView, offered
 from gateway.tool_prompt import adapted
 from gateway.wants import wants
 from links.port import Request
@@ -69,6 +71,16 @@ class TextWay:
         self._lengths = AnswerLengths()
         self._running: dict[int, Running] = {}
         self._stopping = False
+        self.dispatcher = Dispatcher(
+            Plans(self._lengths.mean_tokens),
+            self.views,
+            ports.policy,
+            lambda: len(self._running),
+            self.board.work,
+            ports.power,
+            ports.clock,
+            ports.emit,
+        )
 
     def caller(self, request: Request) -> Caller:
         """Who asks. Raises Unauthenticated or NotAllowed."""
@@ -210,13 +222,17 @@ class TextWay:
     def views(self, model: str) -> Sequence[TargetView]:
         """What may be known of the targets that have `model`."""
         now_s = self.ports.clock()
-        return [self.board.view(target, model, now_s) for target in self.ports.targets() if model in target.models]
+        return [self.board.view(target, model, now_s) for target in self.offered() if model in target.models]
+
+    def offered(self) -> Sequence[Target]:
+        """What can answer now, with the policy's prices and without models that it lets nobody stand in for."""
+        return offered(self.ports.targets(), self.ports.policy().dispatch)
 
     def models(self) -> dict[str, tuple[str, ...]]:
         """Names of the targets by model, allowed ones only."""
         constraints = constraints_of(self.ports.policy())
         found: dict[str, list[str]] = {}
-        for target in self.ports.targets():
+        for target in self.offered():
             if constraints.allows(target.name, target.local):
                 for model in sorted(target.models):
                     found.setdefault(model, []).append(target.name)
@@ -224,7 +240,7 @@ class TextWay:
 
     def able(self, model: str, constraints: Constraints) -> list[Target]:
         """Targets that have the model and may see the request, one per name."""
-        having = [target for target in self.ports.targets() if model in target.models]
+        having = [target for target in self.offered() if model in target.models]
         allowed = {t.name: t for t in reversed(having) if constraints.allows(t.name, t.local)}
         if not allowed:
             self.check_loading(model)
@@ -288,12 +304,20 @@ class TextWay:
         now_s = self.ports.clock()
         views = [self.board.view(target, chat.model, now_s) for target in targets]
         prompt_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN
-        return dispatch.plan(prompt_tokens, views, constraints, policy.dispatch, policy.migration.stall_s)
+        return self.dispatcher.plan(
+            chat.model,
+            prompt_tokens,
+            views,
+            constraints,
+            self.ports.draw(),
+            policy.dispatch,
+            policy.migration.stall_s,
+        )
 
     async def _reserved(self, chat: ChatRequest, caller: Caller) -> Spending:
         """Holds the most the request may take, at the dearest target of its model (of all, if the model is open)."""
         size = prompt_size(chat)
-        able = [one for one in self.ports.targets() if chat.model == AUTO or chat.model in one.models]
+        able = [one for one in self.offered() if chat.model == AUTO or chat.model in one.models]
         money = most_money(chat, size, able)
         answer_tokens = 0 if chat.endpoint == "embedding" else chat.sampling.max_tokens
         estimate = Estimate(chat.model, size.likely_tokens, answer_tokens, money)
@@ -319,7 +343,17 @@ class TextWay:
         return StreamOwner(context, request, starts, targets, ports, self.settings)
 
     def _admit(self, answer: Answer) -> Callable[[], None]:
-        return self._hold(answer.owner)
+        """Take a place; giving it back also counts what was decoded here."""
+        release = self._hold(answer.owner)
+
+        def ended() -> None:
+            release()
+            for name, tokens in answer.owner.sides:
+                target = answer.ending.targets.get(name)
+                if target is not None and target.local:
+                    self.board.work.decoded(target, tokens)
+
+        return ended
 
     def _hold(self, running: Running) -> Callable[[], None]:
         """Take a place; returns the way to give it back. Raises Full."""
@@ -341,6 +375,7 @@ class TextWay:
         for running in tuple(self._running.values()):
             await running.abort("this process is stopping")
         await self._ended(ABORT_S)
+        self.dispatcher.stop()
 
     async def _ended(self, seconds: float) -> None:
         end_s = self.ports.clock() + seconds

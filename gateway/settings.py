@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import field, frozen
 
+from gateway.dispatch_live import NoPower, Power
 from gateway.ports import (
     AnswerCache,
     Audit,
@@ -66,7 +67,8 @@ class GatewayPorts:
 
     targets: what can answer now; read at each request, so peers may come and go. policy: the policy in force, read once
     per request. rtt_s: round trips by target name, as the links have seen them. loading: models that will be here soon.
-    draw: a random number in [0, 1). The rest are the steps of gateway.pipeline, open where a house brings none.
+    draw: a random number in [0, 1). power: where the device's energy comes from. The rest are the steps of
+    gateway.pipeline, open where a house brings none.
     """
 
     targets: Callable[[], Sequence[Target]]
@@ -78,6 +80,7 @@ class GatewayPorts:
     rtt_s: Callable[[], Mapping[str, float]] = field(default=dict)
     loading: Callable[[], Collection[str]] = field(default=frozenset)
     draw: Callable[[], float] = random.random
+    power: Power = field(factory=NoPower)
     keys: KeyRing = field(factory=OpenKeys)
     limits: Limits = field(factory=NoLimits)
     privacy: Privacy = field(factory=PrivacyGuard)

@@ -84,7 +84,7 @@ class _Charge:
     def known(self) -> float:
         """What it took, as counted by the upstream, or as seen from here."""
         if self.usage is not None:
-            return self._money(self.usage.prompt_tokens, self.usage.completion_tokens)
+            return self._money(self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cached_tokens)
         if not self.asked:
             return 0.0
         return self._money(self.size.likely_tokens + self.prefix_tokens, self.tokens)
@@ -98,8 +98,11 @@ class _Charge:
         made = min(self.answer_tokens, self.tokens + slack)
         return max(self.known, self._money(self.size.most_tokens + self.prefix_tokens, made))
 
-    def _money(self, prompt_tokens: int, answer_tokens: int) -> float:
-        return prompt_tokens * self.target.price_in + answer_tokens * self.target.price_out
+    def _money(self, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0) -> float:
+        target, cached = self.target, min(cached_tokens, prompt_tokens)
+        cached_price = target.price_in if target.price_cached_in is None else target.price_cached_in
+        money = (prompt_tokens - cached) * target.price_in + cached * cached_price
+        return money + answer_tokens * target.price_out
 
 
 @define(eq=False)

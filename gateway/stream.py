@@ -75,6 +75,7 @@ class StreamOwner:
         self._moves = 0
         self._losses = 0
         self._failed: set[str] = set()
+        self._asked: list[str] = []
         self._aborted = ""
         self._waited_s, self._waited_tokens, self._blocked_s = 0.0, 0, 0.0
 
@@ -82,6 +83,11 @@ class StreamOwner:
     def sides(self) -> tuple[tuple[str, int], ...]:
         """(target, tokens) in order of delivery."""
         return self._line.sides
+
+    @property
+    def losers(self) -> tuple[str, ...]:
+        """Targets that were asked for the first token and cancelled, because another one spoke or nobody waits."""
+        return tuple(name for name in self._asked if name not in self._failed)
 
     async def tokens(self) -> AsyncGenerator[Owned, None]:
         """The answer's tokens, each once; `finish` is set when it ends by itself.
@@ -116,14 +122,17 @@ class StreamOwner:
             live = await race(self._starts, lambda target: self._begin(target, 0), self._cleanup, self._note_failure)
         except AllFailed as failed:
             raise most_telling(failed) from failed
+        self._asked.remove(live.target.name)
         self.prompt_tokens = live.continuation.prompt_tokens
         self.cached_tokens = live.continuation.cached_tokens
         self.ttft_s = self._ports.clock() - self._begun_s
         fresh = max(0, self.prompt_tokens - self.cached_tokens)
-        self._ports.board.started(live.target, self._context.model, live.ttft_s, fresh)
+        self._ports.board.started(live.target, self._context.model, live.ttft_s, fresh, self.cached_tokens)
         self._take(live)
 
     async def _begin(self, target: Target, at: int) -> Live:
+        if self.ttft_s is None:
+            self._asked.append(target.name)
         ahead = self._ahead
         if ahead is None or ahead.target is not target:
             return await self._attempts.begin(target, at)
@@ -320,7 +329,7 @@ class StreamOwner:
         lost = self._source()
         self._live = None
         self._losses += 1
-        self._note_failure(lost.target, err)
+        self._note_failure(lost.target, err, spoke=True)
         self._settle(lost)
         self._cleanup.add(lost.close())
         at = self._line.drop_part()
@@ -367,10 +376,10 @@ class StreamOwner:
             return LinkTimeout(f"the answer was cut at token {at}: the request's deadline passed")
         return AnswerCut(f"the answer was cut at token {at}: {err.message}", next_step="ask again")
 
-    def _note_failure(self, target: Target, err: MidstreamError) -> None:
+    def _note_failure(self, target: Target, err: MidstreamError, *, spoke: bool = False) -> None:
         self._failed.add(target.name)
         if not isinstance(err, RejectedError):
-            self._ports.board.failed(target, self._context.model, self._ports.clock())
+            self._ports.board.failed(target, self._context.model, self._ports.clock(), spoke=spoke)
 
     def _settle(self, live: Live) -> None:
         """Take the source's own count; remember its decode rate, unless the reader was what held it back."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from math import inf
 from statistics import median
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from engines.port import TextEngine
+from gateway.ttft import SERVER_PRIOR_S, Ecdf, TtftWindow
+from profiles.energy import flops_per_token
 from profiles.rates import Slowdowns
 from protocol.errors import RejectedError
+from protocol.policy import DispatchPolicy, TokenPrice
 from protocol.text import TextCapabilities
 
 WINDOW = 32
-"""Recent requests per target that the views are made of."""
+"""Recent requests per target that rates are made of; TTFTs have a longer window of their own."""
 
 MAX_WATCHED = 256
 """Targets remembered at once; the least recently used is forgotten first (peers come and go)."""
@@ -43,8 +47,11 @@ class Target:
     """One engine that can answer `models`. `local` means that nothing leaves this machine.
 
     The rates are priors (from a profile or from the peer's own measurements) until requests have shown better.
-    Prices are money per token. engine_name: whose slow-down a local target shares, its own name when empty;
-    slowdowns: where that is kept, to share it with the tensor way; None: with the board.
+    Prices are money per token; price_cached_in: of prompt tokens that were cached, None: as any other. parameters: of
+    the model, which scales the energy that a local target uses. weaker: those of `models` for which it answers with a
+    weaker one; it is chosen for them only where policy.dispatch.weaker_model consents. engine_name: whose slow-down a
+    local target shares, its own name when empty; slowdowns: where that is kept, to share it with the tensor way; None:
+    with the board.
     """
 
     name: str
@@ -55,35 +62,39 @@ class Target:
     prefill_tokens_per_s: float | None = None
     price_in: float = 0.0
     price_out: float = 0.0
+    price_cached_in: float | None = None
+    parameters: float | None = None
+    weaker: frozenset[str] = frozenset()
     engine_name: str = ""
     slowdowns: Slowdowns | None = None
+
+
+NOTHING_SEEN = Ecdf()
 
 
 @frozen
 class TargetView:
     """What a decision may know of a target.
 
-    ttft_s: seconds to the first token of recent requests, sorted, infinite for failures. prefill_s: seconds per prompt
-    token now, a local target's slow-down included (0: unknown). tokens_per_s: decode rate, None when never seen.
-    continues: how it takes over an answer.
+    ttft: of recent requests, made of `seen` of them and of a prior (remote targets) while they are few. prefill_s:
+    seconds per prompt token now, a local target's slow-down included (0: unknown). tokens_per_s: decode rate, None when
+    never seen. cached_ratio: share of prompt tokens that were in its cache. continues: how it takes over an answer.
     """
 
     name: str
     local: bool
     up: bool = True
-    ttft_s: tuple[float, ...] = ()
+    ttft: Ecdf = NOTHING_SEEN
+    seen: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     tokens_per_s: float | None = None
     price_in: float = 0.0
     price_out: float = 0.0
+    price_cached_in: float | None = None
+    cached_ratio: float = 0.0
+    parameters: float | None = None
     continues: str = "text"
-
-    def ttft_quantile_s(self, ratio: float) -> float | None:
-        """The smallest seen TTFT that at least `ratio` of the requests kept; None without history."""
-        if not self.ttft_s:
-            return None
-        return self.ttft_s[min(len(self.ttft_s) - 1, int(ratio * len(self.ttft_s)))]
 
     def prefill_seconds(self, tokens: int) -> float:
         """Seconds to the first token of a prompt with `tokens` uncached tokens: queue and prefill, as far as known."""
@@ -95,10 +106,11 @@ class _Watch:
     """best_s: the least seconds per prompt token ever seen, with a prefill of `best_tokens`. queued: the engine had
     others to serve when it was looked at last."""
 
+    ttft: TtftWindow
     best_s: float = 0.0
     best_tokens: int = 0
     queued: bool = False
-    ttft_s: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
+    cached: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
     prefill_s: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
     rates: deque[float] = field(factory=lambda: deque(maxlen=WINDOW))
     failures: int = 0
@@ -114,22 +126,29 @@ class TargetBoard:
     """
 
     def __init__(self) -> None:
+        self.work = LocalWork()
         self._slowdowns = Slowdowns()
         self._watches: OrderedDict[tuple[str, str], _Watch] = OrderedDict()
 
     def _watch(self, target: Target, model: str) -> _Watch:
         key = (target.name, model)
-        watch = self._watches.setdefault(key, _Watch())
+        watch = self._watches.get(key)
+        if watch is None:
+            watch = self._watches[key] = _Watch(TtftWindow(prior_s=() if target.local else SERVER_PRIOR_S))
         self._watches.move_to_end(key)
         if len(self._watches) > MAX_WATCHED:
             self._watches.popitem(last=False)
         return watch
 
-    def started(self, target: Target, model: str, ttft_s: float, prefilled_tokens: int) -> None:
-        """A first token came after `ttft_s`, of which `prefilled_tokens` were not cached."""
+    def started(self, target: Target, model: str, ttft_s: float, prefilled_tokens: int, cached_tokens: int = 0) -> None:
+        """A first token came after `ttft_s`; of the prompt `prefilled_tokens` were read, `cached_tokens` were there."""
         watch = self._watch(target, model)
         watch.failures, watch.rest_until_s = 0, -inf
-        watch.ttft_s.append(ttft_s)
+        watch.ttft.add(ttft_s)
+        if prefilled_tokens + cached_tokens > 0:
+            watch.cached.append(cached_tokens / (prefilled_tokens + cached_tokens))
+        if target.local:
+            self.work.prefilled(target, prefilled_tokens)
         if prefilled_tokens < TELLING_TOKENS:
             return
         watch.prefill_s.append(ttft_s / prefilled_tokens)
@@ -148,13 +167,18 @@ class TargetBoard:
     def _slowdowns_of(self, target: Target) -> Slowdowns:
         return self._slowdowns if target.slowdowns is None else target.slowdowns
 
-    def failed(self, target: Target, model: str, now_s: float) -> None:
-        """It died, stalled or refused to be reached: leave it alone for a while."""
+    def failed(self, target: Target, model: str, now_s: float, *, spoke: bool = False) -> None:
+        """It died, stalled or refused to be reached: leave it alone for a while. spoke: it had given tokens before."""
         watch = self._watch(target, model)
         watch.failures += 1
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(16, watch.failures - 1))
         watch.rest_until_s = now_s + rest_s
-        watch.ttft_s.append(inf)
+        if not spoke:
+            watch.ttft.add(inf)
+
+    def outlasted(self, target: Target, model: str, elapsed_s: float) -> None:
+        """It was cancelled after `elapsed_s` without a token, because another one spoke or nobody waits any more."""
+        self._watch(target, model).ttft.outlasted(elapsed_s)
 
     def decoded(self, target: Target, model: str, tokens: int, seconds: float) -> None:
         """`tokens` tokens came in `seconds`, waits for the reader taken out."""
@@ -184,12 +208,16 @@ class TargetBoard:
             name=target.name,
             local=target.local,
             up=now_s >= watch.rest_until_s,
-            ttft_s=tuple(sorted(watch.ttft_s)),
+            ttft=watch.ttft.ecdf(),
+            seen=watch.ttft.observed,
             queue_s=queue_s,
             prefill_s=self._prefill_s(target, watch),
             tokens_per_s=median(watch.rates) if watch.rates else target.tokens_per_s,
             price_in=target.price_in,
             price_out=target.price_out,
+            price_cached_in=target.price_cached_in,
+            cached_ratio=sum(watch.cached) / len(watch.cached) if watch.cached else 0.0,
+            parameters=target.parameters,
             continues=watch.capabilities.continues if watch.capabilities else "text",
         )
 
@@ -197,6 +225,46 @@ class TargetBoard:
         if not target.local:
             return min(watch.prefill_s) if watch.prefill_s else _prior_s(target)
         return _base_s(target, watch) * self._slowdowns_of(target).factor(_engine_of(target))
+
+
+@define
+class LocalWork:
+    """FLOPs that local targets did since the start, for whoever fits energy to them."""
+
+    prefill_flops: float = 0.0
+    decode_flops: float = 0.0
+
+    def prefilled(self, target: Target, tokens: int) -> None:
+        """A prompt's tokens were read."""
+        self.prefill_flops += tokens * flops_per_token(target.parameters)
+
+    def decoded(self, target: Target, tokens: int) -> None:
+        """Tokens were generated."""
+        self.decode_flops += tokens * flops_per_token(target.parameters)
+
+
+def offered(targets: Sequence[Target], policy: DispatchPolicy) -> Sequence[Target]:
+    """Targets as a policy sees them: at its prices, and without models they only stand in for unless it consents."""
+    if not policy.prices and not any(target.weaker for target in targets):
+        return targets
+    return [_priced(target if policy.weaker_model else _own_models(target), policy.prices) for target in targets]
+
+
+def _own_models(target: Target) -> Target:
+    return evolve(target, models=target.models - target.weaker) if target.weaker else target
+
+
+def _priced(target: Target, prices: Mapping[str, TokenPrice]) -> Target:
+    price = prices.get(target.name)
+    if price is None:
+        return target
+    cached = price.per_million_cached_tokens
+    return evolve(
+        target,
+        price_in=price.per_million_prompt_tokens / 1e6,
+        price_cached_in=None if cached is None else cached / 1e6,
+        price_out=price.per_million_completion_tokens / 1e6,
+    )
 
 
 def _engine_of(target: Target) -> str:
@@ -224,6 +292,10 @@ class AnswerLengths:
     def add(self, tokens: int) -> None:
         """An answer ended by itself after `tokens` tokens."""
         self._seen.append(tokens)
+
+    def mean_tokens(self) -> float:
+        """Expected length of an answer that has not begun."""
+        return self.remaining_tokens(0, 1 << 30)
 
     def remaining_tokens(self, generated: int, max_tokens: int) -> float:
         """Expected tokens still to come; an answer longer than all before it keeps the prior's (memoryless) rest."""

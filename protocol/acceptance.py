@@ -131,7 +131,8 @@ def check_ranges(policy: Policy) -> None:
     check_routing(policy.routing)
     check_privacy(policy.privacy)
     for name, price in policy.dispatch.prices.items():
-        if min(price.input, price.cached_input, price.output) < 0:
+        cached = price.per_million_cached_tokens or 0.0
+        if min(price.per_million_prompt_tokens, cached, price.per_million_completion_tokens) < 0:
             path = f"dispatch.prices.{name[:64]}"
             raise ProtocolError(f"{path} has a price below 0", field=path)
 

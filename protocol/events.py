@@ -107,7 +107,10 @@ class ArmSwitched(Event):
 
 @frozen(kw_only=True)
 class TextDone(Event):
-    """A text request ended. `sides` lists (target, tokens) in order of delivery."""
+    """A text request ended. `sides` lists (target, tokens) in order of delivery.
+
+    losers: targets that were asked for the first token too and cancelled when another one spoke; they are billed.
+    """
 
     request_id: str
     model: str
@@ -117,6 +120,7 @@ class TextDone(Event):
     ttft_s: float | None
     total_s: float
     sides: tuple[tuple[str, int], ...] = ()
+    losers: tuple[str, ...] = ()
     reason: str = ""
 
 
@@ -151,6 +155,22 @@ class TextDelivered(Event):
     delayed_tokens: int
     raw: Gaps
     paced: Gaps
+
+
+@frozen(kw_only=True)
+class RegimeChosen(Event):
+    """Which side a budget spares for a model from now on: the dear one by the money of its usual request.
+
+    calibrated: the device's energy was fitted to readings of its power.
+    """
+
+    model: str
+    server: str
+    regime: Literal["device_constrained", "server_constrained"]
+    device_money: float
+    server_money: float
+    money_per_joule: float
+    calibrated: bool = False
 
 
 @frozen(kw_only=True)

@@ -20,6 +20,7 @@ from protocol.events import (
     LinkStateChanged,
     PolicyJudged,
     QueueSampled,
+    RegimeChosen,
     SourceLost,
     TensorDone,
     TextDelivered,
@@ -48,6 +49,9 @@ _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_tokens_total": ("counter", "Generated tokens by the side that made them."),
     "midstream_delivered_tokens_total": ("counter", "Tokens of streamed answers, by delivery mode."),
     "midstream_delayed_tokens_total": ("counter", "Of these, the ones that came after their reader's due time."),
+    "midstream_lost_prompt_tokens_total": ("counter", "Prompt tokens read by targets that lost a race, by target."),
+    "midstream_dispatch_money": ("gauge", "Money of a model's usual request on either side, as dispatch weighs it."),
+    "midstream_dispatch_server_constrained": ("gauge", "1: the budget spares the server; 0: the device."),
     "midstream_prompt_tokens_total": ("counter", "Prompt tokens of finished text requests."),
     "midstream_queue_outcomes_total": ("counter", "Admission decisions of the bounded executors."),
     "midstream_transfer_bytes_total": ("counter", "Bytes moved over links."),
@@ -86,6 +90,7 @@ class Exposition:
             TextDelivered: self._text_delivered,
             ArmSwitched: self._arm_switched,
             HandedOver: self._handed_over,
+            RegimeChosen: self._regime_chosen,
             SourceLost: self._source_lost,
             QueueSampled: self._queue_sampled,
             TransferSample: self._transfer,
@@ -145,9 +150,17 @@ class Exposition:
         self._count("midstream_prompt_tokens_total", model, event.prompt_tokens)
         for target, tokens in event.sides:
             self._count("midstream_tokens_total", {**model, "target": target}, tokens)
+        for target in event.losers:
+            self._count("midstream_lost_prompt_tokens_total", {**model, "target": target}, event.prompt_tokens)
         if event.ttft_s is not None:
             self._observe("midstream_text_ttft_seconds", event.ttft_s, model)
         self._observe("midstream_text_seconds", event.total_s, model)
+
+    def _regime_chosen(self, event: RegimeChosen) -> None:
+        labels = {"model": event.model, "server": event.server}
+        for side, money in (("device", event.device_money), ("server", event.server_money)):
+            self._set("midstream_dispatch_money", money, {**labels, "side": side})
+        self._set("midstream_dispatch_server_constrained", float(event.regime == "server_constrained"), labels)
 
     def _text_delivered(self, event: TextDelivered) -> None:
         labels = {"model": event.model, "mode": event.mode}

@@ -47,11 +47,14 @@ class SplitPolicy:
 
 @frozen
 class TokenPrice:
-    """What a target asks, in money per million tokens, as services quote it; any one currency for the whole policy."""
+    """What a target asks, in money per million tokens; any one currency for the whole policy.
 
-    input: float = 0.0
-    cached_input: float = 0.0
-    output: float = 0.0
+    per_million_cached_tokens: prompt tokens that the target had in its cache; None: like any other.
+    """
+
+    per_million_prompt_tokens: float = 0.0
+    per_million_cached_tokens: float | None = None
+    per_million_completion_tokens: float = 0.0
 
 
 @frozen

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.gguf import read_metadata
+from engines.gguf import parameters_of, read_metadata
 from engines.llama_cpp_native import NativeModel
 from engines.vocabulary import Vocabulary, read_vocabulary
 from protocol.errors import EngineError
@@ -135,3 +135,13 @@ def test_pieces_of_any_length_are_whole(model_file: ModelFile) -> None:
         assert [model.piece(one) for one in long] == [vocabulary.piece(one) for one in long]
     finally:
         model.close()
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("smollm2-135m", 134.5e6), ("gemma3-270m", 268.1e6)])
+def test_parameters_follow_from_the_sizes_in_the_file(model_file: ModelFile, name: str, parameters: float) -> None:
+    assert parameters_of(read_metadata(model_file(name))) == pytest.approx(parameters, rel=0.001)
+
+
+def test_a_file_without_sizes_tells_no_parameters() -> None:
+    assert parameters_of({}) is None
+    assert parameters_of({"general.architecture": b"llama", "llama.embedding_length": 0}) is None

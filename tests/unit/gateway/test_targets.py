@@ -9,8 +9,11 @@ from attrs import evolve
 
 from engines.fakes_text import FakeTextEngine
 from engines.port import EngineLoad
-from gateway.targets import MAX_WATCHED, WINDOW, AnswerLengths, Target, TargetBoard
+from gateway.targets import MAX_WATCHED, AnswerLengths, Target, TargetBoard, offered
+from gateway.ttft import WINDOW as TTFTS_KEPT
+from gateway.ttft import ecdf
 from profiles.rates import Slowdowns
+from protocol.policy import DispatchPolicy, TokenPrice
 from tests.unit.gateway.streams import MODEL, target
 
 DEVICE = target("device", FakeTextEngine())
@@ -33,13 +36,13 @@ def test_a_failed_target_rests_longer_each_time_and_a_success_ends_it() -> None:
 def test_views_hold_recent_history_only() -> None:
     board = TargetBoard()
     board.failed(DEVICE, MODEL, 0.0)
-    assert board.view(DEVICE, MODEL, 0.0).ttft_s == (inf,)
-    for _ in range(WINDOW):
+    failed = board.view(DEVICE, MODEL, 0.0)
+    assert (failed.ttft.failed_ratio, failed.ttft.quantile_s(0.1), failed.seen) == (1.0, inf, 1)
+    for _ in range(TTFTS_KEPT):
         board.started(DEVICE, MODEL, 0.5, 100)
     view = board.view(DEVICE, MODEL, 0.0)
-    assert view.ttft_s == (0.5,) * WINDOW
+    assert (view.ttft, view.seen) == (ecdf([0.5] * TTFTS_KEPT), TTFTS_KEPT)
     assert view.prefill_s == pytest.approx(0.005)
-    assert view.ttft_quantile_s(0.95) == 0.5
 
 
 def test_priors_stand_until_something_was_seen() -> None:
@@ -156,3 +159,53 @@ def test_a_servers_prefill_has_no_slow_down() -> None:
     for ttft_s in (0.2, 0.6, 0.6, 0.6):
         board.started(server, MODEL, ttft_s, 100)
     assert board.view(server, MODEL, 0.0).prefill_s == pytest.approx(0.002)
+
+
+def test_a_target_that_nobody_asked_yet_has_a_prior_and_a_device_has_none() -> None:
+    board = TargetBoard()
+    server = board.view(target("cloud", FakeTextEngine(), local=False), MODEL, 0.0)
+    assert (server.seen, server.ttft.quantile_s(0.5)) == (0, 0.7)
+    assert board.view(DEVICE, MODEL, 0.0).ttft.samples == 0
+
+
+def test_a_source_lost_in_the_middle_says_nothing_about_first_tokens() -> None:
+    board = TargetBoard()
+    board.started(DEVICE, MODEL, 0.5, 100)
+    board.failed(DEVICE, MODEL, 1.0, spoke=True)
+    view = board.view(DEVICE, MODEL, 1.0)
+    assert (view.up, view.ttft) == (False, ecdf([0.5]))
+
+
+def test_losers_of_races_are_remembered_as_slower_than_that() -> None:
+    board = TargetBoard()
+    for _ in range(10):
+        board.started(DEVICE, MODEL, 2.0, 100)
+        board.outlasted(DEVICE, MODEL, 0.3)
+    assert board.view(DEVICE, MODEL, 0.0).ttft.at(1.9) == 0.0
+
+
+def test_the_share_of_cached_prompt_tokens_is_remembered() -> None:
+    board = TargetBoard()
+    board.started(DEVICE, MODEL, 0.5, 100)
+    board.started(DEVICE, MODEL, 0.5, 25, 75)
+    assert board.view(DEVICE, MODEL, 0.0).cached_ratio == pytest.approx(0.375)
+
+
+def test_work_of_local_targets_is_counted_in_flops() -> None:
+    board = TargetBoard()
+    small = Target("device", True, FakeTextEngine(), frozenset({MODEL}), parameters=1e8)
+    board.started(small, MODEL, 0.5, 100)
+    board.work.decoded(small, 10)
+    board.started(target("cloud", FakeTextEngine(), local=False), MODEL, 0.5, 100)
+    assert (board.work.prefill_flops, board.work.decode_flops) == (2e10, 2e9)
+
+
+def test_the_policy_sets_prices_and_says_who_may_stand_in() -> None:
+    cloud = Target("cloud", False, FakeTextEngine(), frozenset({"large"}), price_in=1.0)
+    device = Target("device", True, FakeTextEngine(), frozenset({"small", "large"}), weaker=frozenset({"large"}))
+    strict, plain = offered([device, cloud], DispatchPolicy())
+    assert (strict.models, plain) == (frozenset({"small"}), cloud)
+    prices = {"cloud": TokenPrice(3.0, 0.3, 15.0)}
+    consented, dear = offered([device, cloud], DispatchPolicy(weaker_model=True, prices=prices))
+    assert consented.models == {"small", "large"}
+    assert (dear.price_in, dear.price_cached_in, dear.price_out) == pytest.approx((3e-6, 3e-7, 15e-6))
