@@ -344,6 +344,13 @@ class Account:
         changes, self.returns = merged(self.returns), []
         return changes
 
+    def returned(self, changes: Sequence[Change]) -> None:
+        """The ledger has these back: there may be something to be had again, for this process too."""
+        dimensions = {change.dimension for change in changes if change.units < 0}
+        for block in self.blocks:
+            if block.meter.dimension in dimensions:
+                block.dry_until_s = 0.0
+
     def close(self) -> list[Change]:
         """Everything that is not held goes back."""
         for block in self.blocks:

@@ -141,8 +141,10 @@ class MeteredLimits:
     async def flush(self) -> None:
         """What the task does once a second. Raises LedgerError."""
         at = self._now()
-        accounts = [entry.account for entry in self._entries.values()]
-        await self._change([change for account in accounts for change in account.surplus(at)])
+        spare = {name: entry.account.surplus(at) for name, entry in self._entries.items()}
+        await self._change([change for changes in spare.values() for change in changes])
+        for name, changes in spare.items():
+            self._entries[name].account.returned(changes)
         for entry in tuple(self._entries.values()):
             if entry.account.places:
                 await self._lease(entry, 0)

@@ -7,6 +7,7 @@ in a second file that is never synced: a power cut may forget the last minute, a
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ WINDOWS = (
     _COUNTS
     + """
 CREATE TABLE lease (
-    account TEXT NOT NULL, holder TEXT NOT NULL, places INTEGER NOT NULL, until_s REAL NOT NULL,
+    account TEXT NOT NULL, holder TEXT NOT NULL, places INTEGER NOT NULL, until_s REAL NOT NULL, pid INTEGER NOT NULL,
     PRIMARY KEY (account, holder)
 ) WITHOUT ROWID;
 """,
@@ -172,11 +173,24 @@ def _lease(db: sqlite3.Connection, account: str, holder: str, cap: int, wanted: 
         "DELETE FROM lease WHERE account = ? AND (until_s <= ? OR until_s > ? OR holder = ?)",
         (account, now_s, now_s + 10 * ttl_s, holder),  # far ahead: written before the clock was set back
     )
-    others = db.execute("SELECT coalesce(sum(places), 0) FROM lease WHERE account = ?", (account,)).fetchone()[0]
-    held = max(0, min(wanted, cap - int(others)))
+    others = db.execute("SELECT holder, places, pid FROM lease WHERE account = ?", (account,)).fetchall()
+    dead = [name for name, _, pid in others if not _runs(pid)]
+    db.executemany("DELETE FROM lease WHERE account = ? AND holder = ?", [(account, name) for name in dead])
+    held: int = max(0, min(wanted, cap - sum(int(places) for name, places, _ in others if name not in dead)))
     if held:
-        db.execute("INSERT INTO lease VALUES (?, ?, ?, ?)", (account, holder, held, now_s + ttl_s))
+        db.execute("INSERT INTO lease VALUES (?, ?, ?, ?, ?)", (account, holder, held, now_s + ttl_s, os.getpid()))
     return held
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process of this machine is there: what a dead one held is free at once, not when its lease ends."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 _ADD_COUNT = (
