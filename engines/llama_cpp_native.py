@@ -12,35 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
+from engines.decoding import BATCH_TOKENS, Aborted, Entry, NoRoom
 from protocol.errors import EngineError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-BATCH_TOKENS = 512
 STEP_TOKENS = 8
 """A batch of up to this many tokens is a decode step; it ends by itself soon enough."""
-
-
-class NoRoom(EngineError):
-    """The key-value memory has no place for the batch; free another sequence and try again."""
-
-
-class Aborted(EngineError):
-    """The abort callback said yes; a part of the batch may be in memory."""
-
-
-@frozen
-class Entry:
-    """One token of a batch: where it stands in which sequence, and whether its logits are wanted."""
-
-    token: int
-    position: int
-    sequence: int
-    logits: bool
 
 
 class NativeModel:
@@ -112,6 +92,9 @@ class NativeModel:
             raise Aborted("the batch was aborted")
         if code != 0:
             raise EngineError(f"llama.cpp failed on a batch of {len(entries)} tokens (code {code})")
+
+    def interrupt(self) -> None:
+        """Nothing to do: llama.cpp asks by itself."""
 
     def _ask_to_abort(self, wanted: bool) -> None:
         """llama.cpp asks once per graph node: 7 % of a decode step, so only batches that take long are asked about."""

@@ -55,6 +55,9 @@ ENGINES: Mapping[str, Engine] = {
     ),
     "llama_server": Engine("engines.llama_server:LlamaServerEngine", ("xllamacpp",), ("xllamacpp",), "llama"),
     "llama_cpp": Engine("engines.llama_cpp:LlamaCppEngine", ("llama-cpp-python",), ("llama_cpp",), "llama-native"),
+    "onnx_genai": Engine(
+        "engines.onnx_genai:OnnxGenaiEngine", ("onnxruntime-genai",), ("onnxruntime_genai",), "onnx-genai"
+    ),
     "llama_server_url": Engine("engines.llama_server:LlamaServerUrlEngine"),
     "openai_compat": Engine("engines.upstream:UpstreamEngine"),
 }

@@ -104,7 +104,7 @@ class Vocabulary:
             return b""
         if self.kind == "gpt2":
             # Tokens that the model's maker added are plain text, the others are written in the byte alphabet.
-            return token if self._types[index] == 4 else _from_alphabet(token)
+            return token if self._types[index] == 4 else from_alphabet(token)
         if self.kind == "llama":
             if self._types[index] == _BYTE_TYPE and len(token) == 6:
                 return bytes((int(token[3:5], 16),))
@@ -133,7 +133,8 @@ def _byte_alphabet() -> Mapping[str, int]:
 _ALPHABET = _byte_alphabet()
 
 
-def _from_alphabet(token: bytes) -> bytes:
+def from_alphabet(token: bytes) -> bytes:
+    """The bytes that a token written in GPT-2's letters stands for; as it is when it has others."""
     text = token.decode("utf-8", "replace")
     if all(letter in _ALPHABET for letter in text):
         return bytes(_ALPHABET[letter] for letter in text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from attrs import frozen
 from engines.fakes_text import FakeTextEngine
 from engines.llama_cpp import EmbeddedLlamaCpp, LlamaCppEngine
 from engines.llama_server import EmbeddedLlamaServer, LlamaServerEngine, LlamaServerUrlEngine
+from engines.onnx_genai import OnnxGenaiEngine
 from engines.peer import PeerEngine
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import TextEngine
@@ -22,6 +24,7 @@ from links.http import HttpLink
 from links.http_server import serve
 from links.memory import MemoryStream, memory_stream_pair
 from links.port import FrameRoute, FrameStream, Request
+from tests.contract.tiny_genai import write_model
 from tests.contract.word_server import word_server
 
 ModelFile = Callable[[str], Path]
@@ -192,6 +195,22 @@ async def llama_cpp_in_worker(model_file: ModelFile) -> AsyncIterator[Made]:
     await engine.close()
 
 
+@asynccontextmanager
+async def onnx_genai_in_process(model_file: ModelFile) -> AsyncIterator[Made]:
+    with tempfile.TemporaryDirectory(prefix="midstream-genai-") as folder:
+        engine = OnnxGenaiEngine(write_model(Path(folder)), context_tokens=512, threads=1, slots=2, in_process=True)
+        yield Made(engine, exact=True)
+        await engine.close()
+
+
+@asynccontextmanager
+async def onnx_genai_in_worker(model_file: ModelFile) -> AsyncIterator[Made]:
+    with tempfile.TemporaryDirectory(prefix="midstream-genai-") as folder:
+        engine = OnnxGenaiEngine(write_model(Path(folder)), context_tokens=512, threads=1, slots=2)
+        yield Made(engine, exact=True)
+        await engine.close()
+
+
 ENGINES: dict[str, Callable[[ModelFile], AbstractAsyncContextManager[Made]]] = {
     "fake": fake,
     "slowed": slowed,
@@ -205,4 +224,6 @@ ENGINES: dict[str, Callable[[ModelFile], AbstractAsyncContextManager[Made]]] = {
     "llama-server-url": llama_server_by_url,
     "llama-cpp": llama_cpp_in_process,
     "llama-cpp-worker": llama_cpp_in_worker,
+    "onnx-genai": onnx_genai_in_process,
+    "onnx-genai-worker": onnx_genai_in_worker,
 }

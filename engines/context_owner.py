@@ -1,4 +1,4 @@
-"""The one thread that owns a llama.cpp context: batches of decode steps and pieces of prompts of several sequences.
+"""The one thread that owns a model's context: batches of decode steps and pieces of prompts of several sequences.
 
 Everything native happens here; the event loop hands in jobs and gets results by callbacks. A sequence that has no
 credit is simply not scheduled, and one that was cancelled leaves before the next batch, or aborts the running one if
@@ -10,12 +10,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from engines.llama_cpp_native import BATCH_TOKENS, Aborted, Entry, NativeModel, NoRoom
+from engines.decoding import BATCH_TOKENS, Aborted, DecodingModel, Entry, NoRoom
 from engines.sampling import Chosen, Sampler
 from protocol.errors import EngineError, MidstreamError
 from protocol.text import Sampling
@@ -27,7 +26,10 @@ if TYPE_CHECKING:
 PREFILL_TOKENS = 128
 """Prompt tokens per batch: bounds how long other sequences wait for their next token."""
 
-Job = Callable[[NativeModel], Any]
+Load = Callable[[Callable[[], bool]], DecodingModel]
+"""Loads the model, on the owner's thread, with the question whether the batch that runs shall end."""
+
+Job = Callable[[DecodingModel], Any]
 Done = Callable[[Any, MidstreamError | None], None]
 
 
@@ -74,9 +76,10 @@ class Generation:
 class ContextOwner:
     """Runs until `close()`. Thread-safe; callbacks come on the owner's thread and must not block."""
 
-    def __init__(self, path: Path, *, context_tokens: int, slots: int, threads: int) -> None:
-        self._path = path
-        self._settings = (context_tokens, slots, threads)
+    def __init__(self, load: Load, *, name: str, slots: int) -> None:
+        self._load = load
+        self._name = name
+        self._model: DecodingModel | None = None
         self._change = threading.Condition()
         self._jobs: deque[tuple[Job, Done]] = deque()
         self._arriving: deque[Generation] = deque()
@@ -84,14 +87,14 @@ class ContextOwner:
         self._in_batch: list[Generation] = []
         self._caches: dict[int, list[int]] = {slot: [] for slot in range(slots)}
         self._closed = False
-        self._thread = threading.Thread(target=self._live, name="llama-cpp-owner", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="context-owner", daemon=True)
         self._thread.start()
 
     def call(self, job: Job, done: Done) -> None:
         """Run `job` between batches; `done(result, error)` on the owner's thread."""
         with self._change:
             if self._closed:
-                done(None, EngineError(f"the engine of {self._path.name} was closed"))
+                done(None, EngineError(f"the engine of {self._name} was closed"))
                 return
             self._jobs.append((job, done))
             self._change.notify()
@@ -100,7 +103,7 @@ class ContextOwner:
         """Schedule a new sequence; the caller keeps their number within the slots."""
         with self._change:
             if self._closed:
-                sequence.on_failed(EngineError(f"the engine of {self._path.name} was closed"))
+                sequence.on_failed(EngineError(f"the engine of {self._name} was closed"))
                 return
             self._arriving.append(sequence)
             self._change.notify()
@@ -125,25 +128,25 @@ class ContextOwner:
         with self._change:
             sequence.over = True
             self._change.notify()
+        self._interrupt(sequence)
 
     def close(self) -> None:
         """End the thread and free the context; blocks until the running batch is over."""
         with self._change:
             self._closed = True
             self._change.notify()
+        if (model := self._model) is not None:
+            model.interrupt()
         self._thread.join()
 
+    def _interrupt(self, sequence: Generation) -> None:
+        model = self._model
+        if model is not None and sequence in self._in_batch:
+            model.interrupt()
+
     def _live(self) -> None:
-        context_tokens, slots, threads = self._settings
         try:
-            # One sequence more than slots: evaluations run in it.
-            model = NativeModel(
-                self._path,
-                context_tokens=context_tokens * slots,
-                sequences=slots + 1,
-                threads=threads,
-                should_abort=self._should_abort,
-            )
+            model = self._model = self._load(self._should_abort)
         except MidstreamError as err:
             self._refuse_all(err)
             return
@@ -153,7 +156,8 @@ class ContextOwner:
                 self._drop_over(model)
                 self._step(model)
         finally:
-            self._refuse_all(EngineError(f"the engine of {self._path.name} was closed"))
+            self._model = None
+            self._refuse_all(EngineError(f"the engine of {self._name} was closed"))
             model.close()
 
     def _wait(self) -> bool:
@@ -178,7 +182,7 @@ class ContextOwner:
         for _, done in jobs:
             done(None, err)
 
-    def _run_jobs(self, model: NativeModel) -> None:
+    def _run_jobs(self, model: DecodingModel) -> None:
         while True:
             with self._change:
                 if not self._jobs:
@@ -191,23 +195,23 @@ class ContextOwner:
             else:
                 done(result, None)
 
-    def _drop_over(self, model: NativeModel) -> None:
+    def _drop_over(self, model: DecodingModel) -> None:
         for sequence in [one for one in self._running if one.over]:
             self._release(model, sequence)
 
-    def _release(self, model: NativeModel, sequence: Generation) -> None:
+    def _release(self, model: DecodingModel, sequence: Generation) -> None:
         """Leave the slot, with what it holds as a cache for the next that begins alike."""
         self._running.remove(sequence)
         if sequence.slot >= 0:
             kept = min(len(sequence.held), model.held(sequence.slot))
             self._caches[sequence.slot] = sequence.held[:kept]
 
-    def _fail(self, model: NativeModel, sequence: Generation, err: MidstreamError) -> None:
+    def _fail(self, model: DecodingModel, sequence: Generation, err: MidstreamError) -> None:
         sequence.over = True
         self._release(model, sequence)
         sequence.on_failed(err)
 
-    def _step(self, model: NativeModel) -> None:
+    def _step(self, model: DecodingModel) -> None:
         """Sample where logits wait and credit allows, then evaluate one batch."""
         for sequence in self._running:
             self._settle(model, sequence)
@@ -235,7 +239,7 @@ class ContextOwner:
             self._in_batch = []
         self._absorb(model, entries, users)
 
-    def _settle(self, model: NativeModel, sequence: Generation) -> None:
+    def _settle(self, model: DecodingModel, sequence: Generation) -> None:
         """Give a new sequence the free slot whose cache begins most like it."""
         if sequence.slot >= 0:
             return
@@ -252,7 +256,7 @@ class ContextOwner:
             for _ in range(kept):
                 sequence.pending.popleft()
 
-    def _sample(self, model: NativeModel, sequence: Generation) -> None:
+    def _sample(self, model: DecodingModel, sequence: Generation) -> None:
         if sequence.logits is None or sequence.pending or sequence.over or not sequence.may_sample:
             return
         chosen = sequence.sampler.choose(sequence.logits)
@@ -281,7 +285,7 @@ class ContextOwner:
                 entries.append(Entry(sequence.pending[offset], position, sequence.slot, last))
         return entries, users
 
-    def _undo(self, model: NativeModel, users: Sequence[Generation]) -> None:
+    def _undo(self, model: DecodingModel, users: Sequence[Generation]) -> None:
         """What was in an aborted batch for sequences that go on is evaluated again with the next one."""
         for sequence in users:
             kept = model.keep(sequence.slot, len(sequence.held))
@@ -290,7 +294,7 @@ class ContextOwner:
                 sequence.pending.extendleft(reversed(sequence.held[kept:]))
                 del sequence.held[kept:]
 
-    def _absorb(self, model: NativeModel, entries: Sequence[Entry], users: Sequence[Generation]) -> None:
+    def _absorb(self, model: DecodingModel, entries: Sequence[Entry], users: Sequence[Generation]) -> None:
         for sequence in users:
             places = [place for place, entry in enumerate(entries) if entry.sequence == sequence.slot]
             with self._change:
@@ -303,7 +307,7 @@ class ContextOwner:
                 sequence.reported = True
                 sequence.on_prefilled(sequence.cached)
 
-    def _free_a_cache(self, model: NativeModel) -> bool:
+    def _free_a_cache(self, model: DecodingModel) -> bool:
         taken = {one.slot for one in self._running}
         for slot, cache in self._caches.items():
             if slot not in taken and cache:
