@@ -144,7 +144,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tensor_models", _names, "tensor models to serve"),
     Setting("tensor_threads", _whole(0, 256), "threads for one tensor inference; 0: decided from the cores"),
     Setting("text_model", _text, "text model to serve"),
-    Setting("text_engine", _choice("llama_server", "llama_cpp", "openai_compat"), "engine for the text model"),
+    Setting(
+        "text_engine", _choice("llama_server", "llama_cpp", "onnx_genai", "openai_compat"), "engine for the text model"
+    ),
     Setting("text_threads", _whole(0, 256), "threads for text; 0: decided from the cores"),
     Setting("text_url", _text, "base URL of an OpenAI-compatible server, for text_engine openai_compat"),
     Setting("text_key", _key, "API key of the server at text_url", secret=True),

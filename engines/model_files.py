@@ -8,6 +8,9 @@ from typing import BinaryIO
 from protocol.errors import ConfigError
 from protocol.models import Format
 
+GENAI_FILE = "genai_config.json"
+"""The settings of an ONNX language model for onnxruntime-genai; the rest of the model lies in the same folder."""
+
 # Fields of onnx.ModelProto (onnx/onnx.proto): ir_version is 1 (varint), graph is 7 (message).
 _IR_VERSION, _GRAPH = 1, 7
 _MAX_FIELDS = 4096
@@ -24,13 +27,17 @@ def sniff(file: Path) -> Format:
                 return "gguf"
             if head[4:8] == b"TFL3":
                 return "tflite"
+            if file.name == GENAI_FILE and head.lstrip()[:1] == b"{":
+                return "genai"
             stream.seek(0)
             if _is_onnx(stream, size_bytes):
                 return "onnx"
     except OSError as err:
         raise ConfigError(f"{file} cannot be read: {err.strerror}", next_step="check the path") from err
     raise ConfigError(
-        f"{file.name} is not an ONNX, TFLite or GGUF model", next_step="export it to one of these formats", field="file"
+        f"{file.name} is not an ONNX, TFLite or GGUF model, nor a genai_config.json",
+        next_step="export it to one of these formats",
+        field="file",
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from engines.decoding import DecodingModel
 from engines.here_or_worker import HereOrWorker
 from engines.hf_tokenizer import HfTokenizer, read_json
-from engines.onnx_genai_native import SETTINGS_FILE, GenaiModel, vocabulary_size
+from engines.model_files import GENAI_FILE
+from engines.onnx_genai_native import GenaiModel, vocabulary_size
 from engines.owned_text import Described, OwnedTextEngine
 
 
@@ -77,7 +78,7 @@ class OnnxGenaiEngine(HereOrWorker):
 
 def model_folder(path: Path) -> Path:
     """The folder that holds the settings: `path`, or where it lies."""
-    return path.parent if path.name == SETTINGS_FILE else path
+    return path.parent if path.name == GENAI_FILE else path
 
 
 def _mark(value: object) -> str:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from engines.decoding import Aborted, Entry
 from engines.hf_tokenizer import HfTokenizer, read_json
+from engines.model_files import GENAI_FILE
 from engines.registry import import_native
 from protocol.errors import EngineError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-SETTINGS_FILE = "genai_config.json"
 
 
 class GenaiModel:
@@ -153,9 +152,9 @@ class GenaiModel:
 def vocabulary_size(folder: Path) -> int:
     """Logits per token. Raises EngineError when the folder's settings do not tell."""
     try:
-        return int(read_json(folder / SETTINGS_FILE)["model"]["vocab_size"])
+        return int(read_json(folder / GENAI_FILE)["model"]["vocab_size"])
     except (KeyError, TypeError, ValueError) as err:
-        raise EngineError(f"{folder.name}/{SETTINGS_FILE} does not tell the size of the vocabulary") from err
+        raise EngineError(f"{folder.name}/{GENAI_FILE} does not tell the size of the vocabulary") from err
 
 
 def _options(threads: int) -> str:

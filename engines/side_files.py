@@ -77,6 +77,18 @@ def _beside(file: Path, name: str) -> Path:
     return beside
 
 
+def folder_files(file: Path) -> tuple[Path, ...]:
+    """All other files of a model's folder, in order of name. Raises ConfigError when there are too many."""
+    found = tuple(sorted(one for one in file.parent.iterdir() if one.is_file() and one.name != file.name))
+    if len(found) > MAX_SIDE_FILES:
+        raise ConfigError(
+            f"{file.parent} has more than {MAX_SIDE_FILES} files",
+            next_step="put the model into a folder of its own",
+            field="file",
+        )
+    return found
+
+
 def _locations(stream: BinaryIO, message: str, end: int, depth: int) -> Iterator[str]:
     """Every `location` of external data between the stream's place and `end`.
 

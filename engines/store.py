@@ -23,7 +23,7 @@ from engines.digest import file_sha256
 from engines.fetch import FetchSettings, copy_from, fetch, needed_bytes
 from engines.incoming import FreeBytes, Incoming, Progress, check_space, free_bytes, no_progress
 from engines.model_files import sniff
-from engines.side_files import side_files
+from engines.side_files import folder_files, side_files
 from protocol.decode import decode, encode
 from protocol.durable import disk_error, read_durable, write_durable
 from protocol.errors import ConfigError, EngineError, NotFound
@@ -123,8 +123,8 @@ class ModelStore:
         Raises ConfigError when it is not an ONNX, TFLite or GGUF file or the name is taken.
         """
         kind = sniff(file)
-        sides = side_files(file) if kind == "onnx" else ()
-        name = check_name(name or _plain(file.stem))
+        sides = side_files(file) if kind == "onnx" else folder_files(file) if kind == "genai" else ()
+        name = check_name(name or _plain(file.resolve().parent.name if kind == "genai" else file.stem))
         if self._stored(name) is not None:
             raise ConfigError(
                 f"there is a model {name!r} already", next_step="choose another with --name", field="name"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
-Format = Literal["onnx", "tflite", "gguf", "data"]
+Format = Literal["onnx", "tflite", "gguf", "genai", "data"]
 
 
 @frozen
@@ -45,7 +45,8 @@ class CatalogueEntry:
     recipe: name of a pre-/post-processing recipe in split_models.recipes, for encoded inputs (images).
     input_shape: fixed input shapes by input name, chosen for cutting; free dimensions stay free when absent.
     chat_template: Jinja text for GGUF files that carry none. sha256 is of the model file. side_files: what must lie
-    beside it, for ONNX models with external data; only models of kind `file` have them.
+    beside it, for ONNX models with external data and for language models in a folder (format `genai`, whose file is
+    genai_config.json); only models of kind `file` have them.
     """
 
     name: str

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from engines.catalogue import load_catalogue
 from engines.decoding import Aborted, Entry
 from engines.hf_tokenizer import HfTokenizer
 from engines.onnx_genai import EmbeddedOnnxGenai, model_folder
 from engines.onnx_genai_native import GenaiModel
-from protocol.errors import BadRequest, ContextOverflow, EngineError, Unsupported
+from engines.registry import engine_class
+from engines.store import ModelStore
+from protocol.errors import BadRequest, ContextOverflow, EngineError, NotFound, Unsupported
 from protocol.text import Message, Sampling, TextRequest, Token
 from tests.contract.tiny_genai import TEMPLATE, vocabulary, write_model
 
@@ -150,6 +153,23 @@ async def test_a_broken_folder_is_an_engine_error(tmp_path: Path, name: str, con
     with pytest.raises(EngineError, match=r"broken|tokenizer"):
         await engine.prepare(ask("x"), 20)
     await engine.close()
+
+
+async def test_a_folder_goes_into_the_store_and_is_served_from_it(folder: Path, tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "store", load_catalogue())
+    entry = store.add(folder / "genai_config.json", name="tiny")
+    assert (entry.format, entry.filename) == ("genai", "genai_config.json")
+    assert {side.filename for side in entry.side_files} >= {"model.onnx", "tokenizer.json", "tokenizer_config.json"}
+    store.verify("tiny")
+    engine = engine_class("onnx_genai")(
+        store.path("tiny"), model="tiny", context_tokens=128, threads=1, in_process=True
+    )
+    continuation = await engine.prepare(ask("the river", 3), 20)
+    assert len([token async for token in continuation.start(0, 10)]) == 3
+    await engine.close()
+    (store.path("tiny").parent / "model.onnx").write_bytes(b"short")
+    with pytest.raises((NotFound, EngineError)):
+        store.verify("tiny")
 
 
 def test_an_evaluation_is_interrupted_from_another_thread_and_the_model_lives_on(folder: Path) -> None:
