@@ -27,6 +27,7 @@ from attrs import define, evolve, field, frozen
 
 MAX_BODY_BYTES = 8 << 20
 _SCRIPT = re.compile(rb"\b(n|tokens|rate|first|status|after|cut|stall|garble|fail)=([\w.]+)")
+_MODEL = re.compile(rb'"model":\s*"([^"]*)"')
 _HEAD = b'{"id":"chatcmpl-fake","object":"chat.completion.chunk","created":1,"model":"fake","choices":'
 _STREAM_HEADERS = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-store\r\n"
@@ -193,6 +194,7 @@ class UpstreamProtocol(asyncio.Protocol):
         seen = Seen(script.name, time.monotonic(), path=head.split(b" ", 2)[1].decode("latin-1"))
         if script.name:
             seen.authorization = _header(head, b"authorization")
+            seen.model = model.group(1).decode() if (model := _MODEL.search(body)) else ""
             self._ledger.by_name[script.name] = seen
             self._ledger.seen.append(seen)
         self._ledger.requests += 1

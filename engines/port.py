@@ -15,6 +15,7 @@ from links.port import WireTimes
 from protocol.events import TransferSample
 from protocol.tensors import Tensor, TensorSpec
 from protocol.text import TextCapabilities, TextRequest, Token
+from protocol.upstream import UpstreamCodec
 
 T = TypeVar("T")
 
@@ -172,6 +173,26 @@ class SpokenContinuation(Protocol):
 
     def spoken(self) -> Token | None:
         """The token that start() will give first and that ends nothing, if it is made already; extend() forgets it."""
+        ...
+
+
+class RelayingEngine(Protocol):
+    """A model server whose answers may be given on in its own bytes, to clients of the same wire form."""
+
+    @property
+    def model(self) -> str:
+        """Its name there."""
+        ...
+
+    @property
+    def codec(self) -> UpstreamCodec: ...
+
+    async def relayed(self, request: TextRequest, stop: Sequence[str], deadline_s: float) -> bytes:
+        """The whole answer. Raises what TextEngine.prepare raises, or Unsupported."""
+        ...
+
+    def relayed_lines(self, request: TextRequest, stop: Sequence[str]) -> AsyncIterator[bytes]:
+        """The streamed answer in chunks as they come; raises before the first one what kept it from beginning."""
         ...
 
 

@@ -89,7 +89,7 @@ class UpstreamEngine:
         self._max_open = max_open
         self._silence_s = silence_s
         self._clock = clock
-        self._open: set[UpstreamContinuation] = set()
+        self._open: set[object] = set()
         self._capabilities: TextCapabilities | None = None
         self._probing = asyncio.Lock()
 
@@ -100,10 +100,7 @@ class UpstreamEngine:
         return self._capabilities
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        if len(self._open) >= self._max_open:
-            raise Full(f"{len(self._open)} requests to {self._link.name} are open", retry_after_s=1.0)
-        if request.sampling.grammar or request.sampling.json_schema is not None:
-            raise Unsupported("grammars cannot be sent to this server", field="grammar")
+        self._check(request)
         continuation = UpstreamContinuation(self, request)
         self._open.add(continuation)
         try:
@@ -112,6 +109,42 @@ class UpstreamEngine:
             await continuation.close()
             raise
         return continuation
+
+    def _check(self, request: TextRequest) -> None:
+        if len(self._open) >= self._max_open:
+            raise Full(f"{len(self._open)} requests to {self._link.name} are open", retry_after_s=1.0)
+        if request.sampling.grammar or request.sampling.json_schema is not None:
+            raise Unsupported("grammars cannot be sent to this server", field="grammar")
+
+    async def relayed(self, request: TextRequest, stop: Sequence[str], deadline_s: float) -> bytes:
+        """The whole answer in the server's own bytes. Raises what a reply over 399 stands for."""
+        self._check(request)
+        call = self.codec.call(self.model, request, stream=False, stop=stop)
+        place = object()
+        self._open.add(place)
+        try:
+            headers = {**self._headers, **call.headers}
+            reply = await self._link_for(request).exchange(call.path, headers, call.body, deadline_s)
+        finally:
+            self._open.discard(place)
+        if reply.status > 399:
+            raise self.codec.error(reply.status, reply.headers, reply.body)
+        return reply.body
+
+    async def relayed_lines(self, request: TextRequest, stop: Sequence[str]) -> AsyncIterator[bytes]:
+        """The streamed answer in the server's own bytes, as they come."""
+        self._check(request)
+        call = self.codec.call(self.model, request, stream=True, stop=stop)
+        place = object()
+        self._open.add(place)
+        try:
+            async with aclosing(self._lines(call, request)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+        except RejectedStatus as err:
+            raise self.codec.error(err.status, err.headers, err.body) from err
+        finally:
+            self._open.discard(place)
 
     async def tokenize(self, data: bytes) -> tuple[int, ...]:
         raise Unsupported("this server does not share its tokenizer", next_step="count with another engine")
@@ -134,7 +167,8 @@ class UpstreamEngine:
 
     async def close(self) -> None:
         for continuation in tuple(self._open):
-            await continuation.close()
+            if isinstance(continuation, UpstreamContinuation):
+                await continuation.close()
 
     def forget(self, continuation: UpstreamContinuation) -> None:
         """A continuation closed itself."""
@@ -153,10 +187,8 @@ class UpstreamEngine:
     async def deltas(self, call: WireCall, request: TextRequest) -> AsyncIterator[UpstreamDelta]:
         """What the chunks of one stream say, until it says that it ended or is over."""
         reader = self.codec.reader(request)
-        headers = {**self._headers, "accept": "text/event-stream", **call.headers}
-        lines = self._link_for(request).lines(call.path, headers, call.body, self._silence_s)
         try:
-            async with aclosing(lines) as chunks:  # type: ignore[type-var]
+            async with aclosing(self._lines(call, request)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     for delta in reader.feed(chunk):
                         yield delta
@@ -164,6 +196,10 @@ class UpstreamEngine:
                         return
         except RejectedStatus as err:
             raise self.codec.error(err.status, err.headers, err.body) from err
+
+    def _lines(self, call: WireCall, request: TextRequest) -> AsyncIterator[bytes]:
+        headers = {**self._headers, "accept": "text/event-stream", **call.headers}
+        return self._link_for(request).lines(call.path, headers, call.body, self._silence_s)
 
     def _link_for(self, request: TextRequest) -> Link:
         return self._link.for_tenant(request.tenant) if isinstance(self._link, TenantLinks) else self._link

@@ -13,6 +13,7 @@ from gateway.context import RequestContext
 from gateway.ending import Ending, Made
 from gateway.pacing import DeliveryMeter, gaps, metered, paced, reader_tokens_per_s
 from gateway.ports import Restorer
+from gateway.relay_plan import Relay
 from gateway.stops import Owned, Piece, StopScanner
 from protocol.chat import ChatRequest
 from protocol.clock import Clock
@@ -65,7 +66,7 @@ class Answer:
 
     Whoever was given an answer calls `aclose()` in the end, even if it was never begun: it holds a reservation.
     tells_calls: whether the target of a name tells tool calls apart from text by itself. stopped_by: the stop string
-    that ended it. calls: its tool calls, where there are tools.
+    that ended it. calls: its tool calls, where there are tools. relay: who may give it on in their own bytes.
     """
 
     context: RequestContext
@@ -78,6 +79,7 @@ class Answer:
     clock: Clock
     emit: Emit
     tells_calls: Callable[[str], bool] = _nobody
+    relay: Relay | None = None
     finish: FinishReason | None = None
     stopped_by: str | None = field(default=None, init=False)
     calls: CallScanner | None = field(default=None, init=False)
@@ -270,21 +272,6 @@ class Answer:
             return
         self._over = True
         owner = self.owner
-        self.emit(
-            TextDone(
-                at_s=self.clock(),
-                request_id=self.context.id,
-                model=self.context.model,
-                status=status,
-                prompt_tokens=owner.prompt_tokens,
-                completion_tokens=self.completion_tokens,
-                ttft_s=owner.ttft_s,
-                total_s=total_s,
-                sides=owner.sides,
-                losers=owner.losers,
-                reason=self.reason,
-            )
-        )
         calls = tuple(call.message_call() for call in self.calls.calls) if self.calls is not None else ()
         made = Made(
             status=status,
@@ -297,6 +284,26 @@ class Answer:
             shown=self.message,
             ttft_s=owner.ttft_s,
             total_s=total_s,
+        )
+        await self.ended(made)
+
+    async def ended(self, made: Made) -> None:
+        """Tell what became of it, then the steps after an answer. Once; who makes it otherwise tells it here."""
+        self._over = True
+        self.emit(
+            TextDone(
+                at_s=self.clock(),
+                request_id=self.context.id,
+                model=self.context.model,
+                status=made.status,
+                prompt_tokens=made.usage.prompt_tokens,
+                completion_tokens=made.usage.completion_tokens,
+                ttft_s=made.ttft_s,
+                total_s=made.total_s,
+                sides=made.sides,
+                losers=made.losers,
+                reason=self.reason,
+            )
         )
         await self.ending.run(made)
 

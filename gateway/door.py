@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gateway import delivery
+from gateway import delivery, relay
 from gateway.answer import Answer
 from gateway.context import Caller
 from gateway.naming import named
@@ -16,6 +16,7 @@ from protocol.chat import ChatRequest
 from protocol.clock import WallClock
 from protocol.errors import MidstreamError, NotFound
 from protocol.request_fields import load_object
+from protocol.upstream import Dialect
 
 Handle = Callable[[Request], Awaitable[Response]]
 ErrorBody = Callable[[MidstreamError], tuple[int, dict[str, str], bytes]]
@@ -36,9 +37,15 @@ class Door:
         body = load_object(request.body)
         return named(caller, request.headers, body), body
 
-    async def answer(self, caller: Caller, chat: ChatRequest, wire: Callable[[Answer], Wire]) -> Response:
-        """The way's answer to `chat`, streamed if the client asked for it."""
+    async def answer(
+        self, caller: Caller, chat: ChatRequest, wire: Callable[[Answer], Wire], dialect: Dialect | None = None
+    ) -> Response:
+        """The way's answer to `chat`, streamed if the client asked for it. dialect: in which bytes may be given on."""
         answer = await self.way.answer(chat, caller)
+        if answer.relay is not None and answer.relay.dialect == dialect:
+            if chat.stream:
+                return await relay.streamed(answer, answer.relay, wire(answer), self.way.settings)
+            return await relay.whole(answer, answer.relay)
         if chat.stream:
             return await delivery.streamed(answer, wire(answer), self.way.settings)
         return await delivery.whole(answer, wire(answer))

@@ -31,7 +31,7 @@ class AnthropicFront:
     async def messages(self, request: Request) -> Response:
         """POST /v1/messages."""
         caller, body = self._door.opened(request)
-        return await self._door.answer(caller, parse_messages(body), _wire)
+        return await self._door.answer(caller, parse_messages(body), _wire, "anthropic")
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens: a target of this machine reads the prompt, and keeps it for the request."""

@@ -43,7 +43,7 @@ class OllamaFront:
     async def chat(self, request: Request) -> Response:
         """POST /api/chat."""
         caller, body = self._door.opened(request)
-        return await self._door.answer(caller, parse_chat(body), lambda answer: self._wire(answer, chat=True))
+        return await self._door.answer(caller, parse_chat(body), lambda answer: self._wire(answer, chat=True), "ollama")
 
     async def generate(self, request: Request) -> Response:
         """POST /api/generate."""

@@ -53,12 +53,12 @@ class OpenAIFront:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         caller, body = self._door.opened(request)
-        return await self._door.answer(caller, parse_chat(body), self._wire)
+        return await self._door.answer(caller, parse_chat(body), self._wire, "openai")
 
     async def completion(self, request: Request) -> Response:
         """POST /v1/completions."""
         caller, body = self._door.opened(request)
-        return await self._door.answer(caller, parse_completion(body), self._wire)
+        return await self._door.answer(caller, parse_completion(body), self._wire, "openai")
 
     def _wire(self, answer: Answer) -> OpenAIWire:
         prefix = "chatcmpl" if answer.request.endpoint == "chat" else "cmpl"

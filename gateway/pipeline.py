@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from attrs import evolve, frozen
 
@@ -16,8 +15,10 @@ from gateway.dispatch_live import Dispatcher
 from gateway.dispatch_plans import Plans
 from gateway.embedding import EmbeddingRun
 from gateway.ending import Ending
+from gateway.flights import Flights
 from gateway.kept import KeptAnswer
 from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Findings, Reservation, Routed
+from gateway.relay_plan import Relay, RelayPorts, Running, relay_of
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.spending import Spending, most_money, prompt_size
 from gateway.stream import StreamOwner
@@ -53,14 +54,6 @@ class Decision:
     reservation: Reservation
 
 
-class Running(Protocol):
-    """Something under way that holds a place."""
-
-    async def abort(self, reason: str) -> None:
-        """End it from outside with an error that names `reason`."""
-        ...
-
-
 class TextWay:
     """Takes validated requests, gives answers that have not begun yet. Holds what requests share."""
 
@@ -69,6 +62,7 @@ class TextWay:
         self.ports = ports
         self.board = TargetBoard()
         self._lengths = AnswerLengths()
+        self._flights: Flights[bytes] = Flights()
         self._running: dict[int, Running] = {}
         self._stopping = False
         self.dispatcher = Dispatcher(
@@ -142,6 +136,7 @@ class TextWay:
             ports.clock,
             ports.emit,
             tells_calls=lambda side: kept is not None or self._tells_calls(ending.targets.get(side), routed.model),
+            relay=None if kept or restorer else self._relay(compressed.chat, context, plan, targets),
         )
 
     async def _decided(
@@ -185,6 +180,16 @@ class TextWay:
                 await continuation.close()
         finally:
             await reservation.release()
+
+    def _relay(
+        self, chat: ChatRequest, context: RequestContext, plan: dispatch.DispatchPlan, targets: Sequence[Target]
+    ) -> Relay | None:
+        if chat.stream and context.policy.delivery.mode != "raw":
+            return None  # a reader's pace is kept token by token
+        by_name = {target.name: target for target in targets}
+        starts = [by_name[name] for name, _ in plan.starts]
+        request = evolve(chat.text_request(), tenant=context.caller.tenant)
+        return relay_of(request, chat.stream, starts, targets, RelayPorts(self.board, self._flights, self._hold))
 
     def _tells_calls(self, target: Target | None, model: str) -> bool:
         known = self.board.known(target, model) if target is not None else None

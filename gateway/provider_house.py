@@ -81,11 +81,13 @@ class ProviderHouse:
             name = target_name(place)
             # Twice at one provider: the second one is told apart by the model's name there.
             name = f"{name}/{place.model}" if name in found else name
+            engine = self._engine(place)
             found[name] = Target(
                 name,
                 False,
-                self._engine(place),
+                engine,
                 frozenset({model}),
+                relay=engine,
                 price_in=place.price.usd_per_million_prompt_tokens / 1e6,
                 price_out=place.price.usd_per_million_completion_tokens / 1e6,
             )

@@ -64,7 +64,7 @@ def most_money(chat: ChatRequest, prompt: PromptSize, targets: Sequence[Target])
 
 
 @define(eq=False)
-class _Charge:
+class Charge:
     """One attempt. asked: the upstream may have begun; ended: it said by itself that it was done."""
 
     target: Target
@@ -112,7 +112,7 @@ class Spending:
     reservation: Reservation
     reserved: float
     size: PromptSize
-    charges: list[_Charge] = field(factory=list, init=False)
+    charges: list[Charge] = field(factory=list, init=False)
 
     async def prepare(self, target: Target, request: TextRequest, deadline_s: float, *, resends: bool) -> Continuation:
         """`target.engine.prepare`, paid for. Raises BudgetExceeded instead of asking for what cannot be paid.
@@ -142,9 +142,9 @@ class Spending:
         charge.ended = True
         return vectors
 
-    async def begin(self, target: Target, prefix_tokens: int, max_tokens: int) -> _Charge:
+    async def begin(self, target: Target, prefix_tokens: int, max_tokens: int) -> Charge:
         """Reserve one attempt. Raises BudgetExceeded."""
-        charge = _Charge(target, prefix_tokens, max(0, max_tokens - prefix_tokens), self.size)
+        charge = Charge(target, prefix_tokens, max(0, max_tokens - prefix_tokens), self.size)
         missing = sum(one.held for one in self.charges) + charge.most - self.reserved
         if missing > ROUNDING:
             if not await self.reservation.extend(missing):
@@ -175,7 +175,7 @@ def costs(target: Target) -> bool:
 class PaidContinuation:
     """A continuation whose tokens and end are noted in its charge."""
 
-    def __init__(self, spending: Spending, charge: _Charge, inner: Continuation, resends: bool) -> None:
+    def __init__(self, spending: Spending, charge: Charge, inner: Continuation, resends: bool) -> None:
         self._spending = spending
         self._charge = charge
         self._inner = inner

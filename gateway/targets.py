@@ -9,7 +9,7 @@ from statistics import median
 
 from attrs import define, evolve, field, frozen
 
-from engines.port import TextEngine
+from engines.port import RelayingEngine, TextEngine
 from gateway.ttft import SERVER_PRIOR_S, Ecdf, TtftWindow
 from profiles.energy import flops_per_token
 from profiles.rates import Slowdowns
@@ -51,7 +51,7 @@ class Target:
     the model, which scales the energy that a local target uses. weaker: those of `models` for which it answers with a
     weaker one; it is chosen for them only where policy.dispatch.weaker_model consents. engine_name: whose slow-down a
     local target shares, its own name when empty; slowdowns: where that is kept, to share it with the tensor way; None:
-    with the board.
+    with the board. relay: the engine, where its own bytes may be given on.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Target:
     weaker: frozenset[str] = frozenset()
     engine_name: str = ""
     slowdowns: Slowdowns | None = None
+    relay: RelayingEngine | None = None
 
 
 NOTHING_SEEN = Ecdf()

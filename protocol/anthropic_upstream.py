@@ -54,6 +54,10 @@ class AnthropicCodec:
         return "anthropic"
 
     @property
+    def answers_name_models(self) -> bool:
+        return True
+
+    @property
     def features(self) -> Features | None:
         return Features(continues="text", logprobs=False)
 
@@ -65,7 +69,7 @@ class AnthropicCodec:
     def embeddings_path(self) -> str:
         return ""
 
-    def call(self, model: str, request: TextRequest, *, stream: bool) -> WireCall:
+    def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
         turns = turns_of(request) or [Message("user", _prompt(request))]
         sampling = request.sampling
         _check(request, sampling)
@@ -82,6 +86,8 @@ class AnthropicCodec:
             document["system"] = system
         if sampling.top_p < 1:
             document["top_p"] = sampling.top_p
+        if stop:
+            document["stop_sequences"] = list(stop)
         document.update(_tools(request))
         return WireCall(PATH, dump(document), {"anthropic-version": VERSION})
 

@@ -45,6 +45,10 @@ class GeminiCodec:
         return "gemini"
 
     @property
+    def answers_name_models(self) -> bool:
+        return False
+
+    @property
     def features(self) -> Features | None:
         return Features(continues="no", logprobs=False)
 
@@ -56,7 +60,7 @@ class GeminiCodec:
     def embeddings_path(self) -> str:
         return ""
 
-    def call(self, model: str, request: TextRequest, *, stream: bool) -> WireCall:
+    def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
         if request.prefix:
             raise Unsupported("Gemini cannot continue an answer", next_step="start the answer there", field="prefix")
         turns = turns_of(request)
@@ -65,6 +69,8 @@ class GeminiCodec:
                 raise Unsupported("Gemini takes messages or a text, no token ids", field="prompt")
             turns = [Message("user", request.prompt)]
         document: Json = {"contents": _contents(turns), "generationConfig": _config(request)}
+        if stop:
+            document["generationConfig"]["stopSequences"] = list(stop)
         system = [turn.content for turn in turns if turn.role == "system"]
         if system:
             document["systemInstruction"] = {"parts": [{"text": "\n\n".join(system)}]}

@@ -45,6 +45,10 @@ class OllamaCodec:
         return "ollama"
 
     @property
+    def answers_name_models(self) -> bool:
+        return True
+
+    @property
     def features(self) -> Features | None:
         return None
 
@@ -56,11 +60,13 @@ class OllamaCodec:
     def embeddings_path(self) -> str:
         return "/v1/embeddings"
 
-    def call(self, model: str, request: TextRequest, *, stream: bool) -> WireCall:
+    def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
         _check(request)
         turns, answer = turns_of(request), text_of(request.prefix)
         document: Json = {"model": model, "stream": stream, "options": self._options(request)}
         document.update(truncate=False, shift=False)
+        if stop:
+            document["options"]["stop"] = list(stop)
         if not turns:
             if not isinstance(request.prompt, str):
                 raise Unsupported("Ollama takes messages or a text, no token ids", field="prompt")

@@ -46,6 +46,10 @@ class OpenAICodec:
         return "openai"
 
     @property
+    def answers_name_models(self) -> bool:
+        return True
+
+    @property
     def features(self) -> Features | None:
         vendor = self.vendor
         if vendor.continues is None:
@@ -60,14 +64,14 @@ class OpenAICodec:
     def embeddings_path(self) -> str:
         return self.vendor.embeddings_path
 
-    def call(self, model: str, request: TextRequest, *, stream: bool) -> WireCall:
+    def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
         left = max(1, request.sampling.max_tokens - len(request.prefix))
         sampling = evolve(request.sampling, max_tokens=left)
         answer, turns = text_of(request.prefix), turns_of(request)
         if not turns:
-            return self._completion(model, request, sampling, answer, stream)
+            return self._completion(model, request, sampling, answer, stream, stop)
         document: Json = {"model": model, "messages": self._messages(turns, answer)}
-        document.update(self._sampling(model, sampling, stream), **self.vendor.extra)
+        document.update(self._sampling(model, sampling, stream), **self._stops(stop), **self.vendor.extra)
         if sampling.logprobs:
             self._needs(self.vendor.logprobs, "logprobs")
             document.update(logprobs=True, top_logprobs=sampling.logprobs)
@@ -93,7 +97,9 @@ class OpenAICodec:
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> MidstreamError:
         return error_for(status, headers, body)
 
-    def _completion(self, model: str, request: TextRequest, sampling: Sampling, answer: str, stream: bool) -> WireCall:
+    def _completion(
+        self, model: str, request: TextRequest, sampling: Sampling, answer: str, stream: bool, stop: Sequence[str]
+    ) -> WireCall:
         self._needs(bool(self.vendor.completions_path), "prompt")
         prompt: str | list[int]
         if isinstance(request.prompt, str):
@@ -103,9 +109,16 @@ class OpenAICodec:
             if answer:
                 raise Unsupported("a prompt of ids cannot be continued by text", field="prefix")
         document: Json = {"model": model, "prompt": prompt, **self._sampling(model, sampling, stream)}
+        document.update(self._stops(stop))
         if sampling.logprobs:
             document["logprobs"] = sampling.logprobs
         return WireCall(self.vendor.completions_path, dump(document))
+
+    def _stops(self, stop: Sequence[str]) -> Json:
+        if not stop:
+            return {}
+        self._needs(len(stop) <= self.vendor.stops, "stop")
+        return {"stop": list(stop)}
 
     def _needs(self, able: bool, field: str) -> None:
         if not able:

@@ -7,6 +7,7 @@ moved by whoever holds the link.
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -107,6 +108,11 @@ class UpstreamCodec(Protocol):
     def dialect(self) -> Dialect: ...
 
     @property
+    def answers_name_models(self) -> bool:
+        """Whether answers carry the name of the model, which is another one there than here."""
+        ...
+
+    @property
     def features(self) -> Features | None:
         """None: it depends on the server, ask it."""
         ...
@@ -121,8 +127,10 @@ class UpstreamCodec(Protocol):
         """Where OpenAI's form of embeddings is taken; empty: nowhere."""
         ...
 
-    def call(self, model: str, request: TextRequest, *, stream: bool) -> WireCall:
+    def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
         """The request as the server wants it; `request.prefix` is continued.
+
+        stop: for an answer that is given on as it comes; whoever reads its tokens applies stop strings itself.
 
         Raises Unsupported, with the field, for what this server cannot honour.
         """
@@ -167,8 +175,13 @@ class EventReader:
 
 def load(data: str | bytes, what: str = "an upstream chunk") -> Mapping[str, Any]:
     """A JSON object from a server. Raises ProtocolError."""
-    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    document = load_json(raw, what=what, max_bytes=MAX_REPLY_BYTES, max_depth=64)
+    if len(data) > MAX_REPLY_BYTES:
+        raise TooLarge(f"{what} has {len(data)} bytes, at most {MAX_REPLY_BYTES} are taken")
+    try:
+        # Every chunk passes here: the parser of C alone, without the looks that documents of ours get.
+        document = json.loads(data)
+    except (ValueError, RecursionError) as err:
+        raise ProtocolError(f"{what} is not JSON: {str(err)[:200]}") from err
     if not isinstance(document, dict):
         raise ProtocolError(f"{what} must be an object")
     return document

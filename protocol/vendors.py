@@ -19,7 +19,7 @@ class Vendor:
     continues: `text` when `continue_mark` on a last assistant turn makes the server go on with it, `no` when nothing
     does, None: ask the server (it is sent `continue_fields`). continue_path: path for that, where it differs.
     zero_temperature: what stands for greedy where 0 is refused. temperature_most, temperature_below: bounds, the second
-    one open. stream_usage: takes stream_options. The flags say which fields are taken at all.
+    one open. stream_usage: takes stream_options. stops: so many stop strings. The flags: fields that are taken at all.
     failing_finishes: finish reasons that stand for a failure. extra: fields sent with every request.
     """
 
@@ -43,6 +43,7 @@ class Vendor:
     seed: bool = True
     logit_bias: bool = True
     logprobs: bool = True
+    stops: int = 4
     forced_tools: Literal["any", "named", "no"] = "any"
     schemas: bool = True
     images: bool = True
@@ -108,6 +109,7 @@ VENDORS: Mapping[str, Vendor] = {
             seed=False,
             logit_bias=False,
             logprobs=False,
+            stops=1,
             forced_tools="no",
             schemas=False,
             failing_finishes=frozenset({"network_error"}),

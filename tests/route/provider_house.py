@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Providing:
     house: ProviderHouse
     vault: KeyVault
     emit: RecordingEmit
+    stop: Callable[[], Awaitable[None]]
 
     def done(self) -> list[TextDone]:
         """Records of ended answers."""
@@ -79,4 +80,4 @@ async def providing(
         stack.push_async_callback(mount.stop)
         server = await serve(mount.routes)
         stack.push_async_callback(server.close)
-        yield Providing(f"http://127.0.0.1:{server.port}", server.port, ledgers, house, vault, emit)
+        yield Providing(f"http://127.0.0.1:{server.port}", server.port, ledgers, house, vault, emit, mount.stop)

@@ -174,3 +174,32 @@ async def test_keys_are_taken_by_tenant_and_rotated_while_it_runs(tmp_path: Path
         await whole(house, "n=c")
         seen = house.ledgers[0].by_name
         assert (seen["b"].authorization, seen["c"].authorization) == ("Bearer key-one", "Bearer key-two")
+
+
+async def test_identical_requests_in_flight_reach_the_provider_once(tmp_path: Path) -> None:
+    async with providing(tmp_path) as house:
+        same = [asyncio.create_task(whole(house, "n=a first=0.3", temperature=0)) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        same.pop(0).cancel()
+        answers = await asyncio.gather(*same)
+        assert house.ledgers[0].requests == 1
+        assert {document["choices"][0]["message"]["content"][:10] for _, document, _ in answers} == {"reply to a"}
+        await asyncio.gather(*(whole(house, "n=b", temperature=1) for _ in range(2)))
+        assert house.ledgers[0].requests == 3, "two draws were asked for"
+
+
+async def test_the_model_is_called_as_the_client_calls_it(tmp_path: Path) -> None:
+    async with providing(tmp_path) as house:
+        _, document, _ = await whole(house, "n=a")
+        _, events, _ = await streamed(house, "n=b", stop=["\n"])
+        assert {document["model"]} | {event["model"] for event in events} == {"m"}
+        assert house.ledgers[0].by_name["b"].model == "there"
+
+
+async def test_a_house_that_stops_tells_its_relayed_streams(tmp_path: Path) -> None:
+    async with providing(tmp_path) as house:
+        reading = asyncio.create_task(streamed(house, "n=a tokens=500 rate=50"))
+        await until(lambda: "a" in house.ledgers[0].by_name and house.ledgers[0].by_name["a"].pieces > 3)
+        await house.stop()
+        _, events, raw = await reading
+        assert "error" in events[-1] and "[DONE]" not in raw
