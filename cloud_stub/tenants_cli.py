@@ -37,7 +37,7 @@ def keys(argv: list[str]) -> int:
     revoke = verbs.add_parser("revoke", help="end a key now")
     revoke.add_argument("id")
     for verb in (listing, add, rotate, revoke):
-        _add_state_flags(verb)
+        add_state_flags(verb)
     options = parser.parse_args(argv)
     return asyncio.run(_keys(options))
 
@@ -62,7 +62,7 @@ def tenants(argv: list[str]) -> int:
     put.add_argument("--alert", type=float, action="append", help="tell when this share of a budget is spent")
     put.add_argument("--note", default="")
     for verb in (listing, show, put, remove):
-        _add_state_flags(verb)
+        add_state_flags(verb)
     options = parser.parse_args(argv)
     return asyncio.run(_tenants(options))
 
@@ -74,7 +74,7 @@ def audit(argv: list[str]) -> int:
     verify = verbs.add_parser("verify", help="check every line and the chain over all files; prints its head")
     verify.add_argument("--head", default="", help="a head that was printed earlier: it must still be there")
     verify.add_argument("--folder", type=Path, help="the audit's folder (default: STATE_DIR/audit)")
-    _add_state_flags(verify)
+    add_state_flags(verify)
     options = parser.parse_args(argv)
     return _verify(options)
 
@@ -144,7 +144,7 @@ def _wish(options: argparse.Namespace) -> dict[str, Any]:
 def _verify(options: argparse.Namespace) -> int:
     from gateway.audit import verify
 
-    found = verify(options.folder or _state_dir(options) / AUDIT_FOLDER, options.head)
+    found = verify(options.folder or state_dir(options) / AUDIT_FOLDER, options.head)
     missing = bool(options.head) and not found.seen
     document = {
         "lines": found.lines, "first": found.first_seq, "last": found.head.seq, "head": found.head.hash,
@@ -209,13 +209,13 @@ def _show(options: argparse.Namespace, document: Mapping[str, Any], lines: Seque
     print(json.dumps(document) if options.json else "\n".join(lines))
 
 
-def _add_state_flags(parser: argparse.ArgumentParser) -> None:
+def add_state_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help="the coordinator's configuration file")
     parser.add_argument("--state-dir", type=Path, help="the coordinator's state folder")
     parser.add_argument("--json", action="store_true")
 
 
-def _state_dir(options: argparse.Namespace) -> Path:
+def state_dir(options: argparse.Namespace) -> Path:
     flags = {"config": options.config, "state_dir": str(options.state_dir) if options.state_dir else None}
     folder = load_config(flags, local_environment()).state_dir
     if not folder.is_dir():
@@ -224,4 +224,4 @@ def _state_dir(options: argparse.Namespace) -> Path:
 
 
 def _client(options: argparse.Namespace) -> AdminClient:
-    return AdminClient(_state_dir(options))
+    return AdminClient(state_dir(options))

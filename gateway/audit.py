@@ -254,6 +254,21 @@ def verify(folder: Path, wanted: str = "") -> Checked:
     return found
 
 
+def records(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The fields of every line that is whole, oldest first; `midstream audit verify` judges the rest.
+
+    Raises ConfigError when there is no audit or it cannot be read.
+    """
+    files = audit_files(folder)
+    if not files:
+        raise ConfigError(f"there is no audit in {folder}", next_step="name the state folder with --state-dir")
+    for path in files:
+        for line in _lines(path):
+            got = read(line)
+            if not isinstance(got, str):
+                yield got[1]
+
+
 def audit_files(folder: Path) -> Sequence[Path]:
     """The audit's files, oldest first."""
     return sorted(path for path in folder.glob("audit-*.jsonl") if _NAME.fullmatch(path.name))

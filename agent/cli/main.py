@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "keys": ("cloud_stub.tenants_cli:keys", "list, add, rotate or revoke API keys"),
     "tenants": ("cloud_stub.tenants_cli:tenants", "who may take how much of which models, and their bills"),
     "audit": ("cloud_stub.tenants_cli:audit", "verify the record of requests and management"),
+    "report": ("cloud_stub.report_cli:report", "what requests took, and what that saved"),
     "fleet": ("cloud_stub.cli:fleet", "list the fleet's devices"),
 }
 
