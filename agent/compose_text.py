@@ -303,7 +303,8 @@ class TextSide:
         """Prompt batches that end soon enough on this device when a client leaves, as far as its speed is known."""
         if self._config.text_engine != "llama_server":
             return {}
-        return {"batch_tokens": prefill_batch(self._rates_of(model, threads or _usual_threads()).prefill_tokens_per_s)}
+        rates = self._rates_of(model, threads or _usual_threads())
+        return {"batch_tokens": prefill_batch(rates.prefill_tokens_per_s), "embeds": True}
 
     def _as_guest(self) -> Mapping[str, Any]:
         """What an engine needs to be told to start no child process. Raises ConfigError for one that must."""

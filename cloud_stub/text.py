@@ -149,5 +149,6 @@ def _engine(config: CoordinatorConfig, store: ModelStore, entry: CatalogueEntry)
         threads=config.text_threads,
         slots=config.text_slots,
         chat_template=entry.chat_template,
+        **({"embeds": True} if config.text_engine == "llama_server" else {}),
     )
     return made

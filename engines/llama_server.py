@@ -20,6 +20,7 @@ from typing import Any
 
 from attrs import evolve
 
+from engines.gguf import read_metadata
 from engines.here_or_worker import HereOrWorker
 from engines.llama_server_stream import NativeServer, ServerContinuation
 from engines.llama_server_wire import NativePrompt, completion_body, read_chunk, server_error, template_messages
@@ -33,7 +34,7 @@ from engines.vocabulary import Vocabulary, read_vocabulary
 from links.port import Link, RejectedStatus
 from profiles.facts import usable_cores
 from protocol.clock import Clock
-from protocol.errors import BadRequest, EngineError, LinkError, LinkTimeout, ProtocolError, Unsupported
+from protocol.errors import BadRequest, EngineError, LinkError, LinkTimeout, ProtocolError, RejectedError, Unsupported
 from protocol.sse import SseParser
 from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextRequest, Token
 
@@ -295,7 +296,7 @@ class LlamaServerEngine(HereOrWorker):
 
 
 async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapabilities:
-    """What the server can do, from its properties and one answer of one token under a grammar."""
+    """What the server can do, from its properties, one answer of one token under a grammar, and one embedding."""
     props = await native.call("/props", None, CALL_S)
     try:
         context_tokens = int(props["default_generation_settings"]["n_ctx"])
@@ -304,7 +305,6 @@ async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapa
     template = props.get("chat_template")
     grammar = logprobs = False
     ids = True
-    embeds = False
     try:
         body = completion_body(
             await _tokenize(native, "a", special=True), Sampling(grammar='root ::= "a"', logprobs=1), 1
@@ -314,7 +314,7 @@ async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapa
         logprobs = bool(answer.get("completion_probabilities"))
         ids = bool(answer.get("tokens"))
     except EngineError:
-        embeds = True
+        pass  # an embedding model generates nothing
     if not ids:
         raise EngineError("this llama-server does not return token ids", next_step="use a newer llama-server")
     return TextCapabilities(
@@ -324,8 +324,16 @@ async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapa
         continues="ids",
         grammar=grammar,
         logprobs=logprobs,
-        embeds=embeds,
+        embeds=await _embeds(native),
     )
+
+
+async def _embeds(native: NativeServer) -> bool:
+    try:
+        answer = await native.call("/v1/embeddings", {"input": ["a"]}, CALL_S)
+    except (EngineError, RejectedError):
+        return False
+    return bool(answer.get("data"))
 
 
 async def _tokenize(native: NativeServer, text: str, *, special: bool) -> tuple[int, ...]:
@@ -335,6 +343,14 @@ async def _tokenize(native: NativeServer, text: str, *, special: bool) -> tuple[
         return tuple(int(one) for one in answer["tokens"])
     except (KeyError, TypeError, ValueError) as err:
         raise ProtocolError("llama-server sent tokens that are none", field="tokens") from err
+
+
+def pools(file: Path) -> bool:
+    """Whether a GGUF file says how token vectors become one: embedding models do, chat models do not."""
+    metadata = read_metadata(file)
+    kind = metadata.get("general.architecture", b"")
+    architecture = kind.decode("utf-8", "replace") if isinstance(kind, bytes) else str(kind)
+    return f"{architecture}.pooling_type" in metadata
 
 
 def _text(data: bytes) -> str:
@@ -427,6 +443,8 @@ class _Embedded:
         params.n_threads_http = slots + 3
         params.verbosity, params.ui, params.fit_params, params.cache_ram_mib = 0, False, False, 0
         params.embedding = embeds
+        if embeds and not pools(model):
+            params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
         if chat_template:
             params.chat_template = chat_template
         try:

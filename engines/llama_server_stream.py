@@ -75,6 +75,8 @@ class ServerContinuation:
         self._made = 0
         self._next = 0
         self._sampling = sampling
+        # A grammar begins anew with every request, so such an answer is made by one, whoever waits.
+        self._in_one = bool(sampling.grammar) or sampling.json_schema is not None
         self._context_tokens = context_tokens
         self._vocabulary = vocabulary
         self._ids_of = ids_of
@@ -234,8 +236,11 @@ class ServerContinuation:
         if chunk.seen is None:
             return True
         if hidden > 0 and not self._reveal(chunk, chunk.seen, hidden):
-            await self._ask_again(hidden + 1)
-            return False
+            if not self._in_one:
+                await self._ask_again(hidden + 1)
+                return False
+            self._counted += hidden
+            self._add(None, chunk.text, chunk.seen)
         if hidden <= 0:
             self._add(chunk.seen.id, self._piece(chunk.seen.id, chunk.text), chunk.seen)
         return self._room_left()
@@ -276,7 +281,7 @@ class ServerContinuation:
             self._put(evolve(held, finish="stop"))
         elif held is not None:
             self._put(evolve(held, finish=finish))
-        elif finish == "length" and hidden > 0:
+        elif finish == "length" and hidden > 0 and not self._in_one:
             # The answer ends inside a character, whose part was never sent.
             await self._ask_again(hidden)
         else:
@@ -330,6 +335,8 @@ class ServerContinuation:
         """Whether the request may go on: not too many tokens wait that nobody may have yet."""
         if self._ended:
             return False
+        if self._in_one:
+            return True
         if self._credit is None:
             return len(self._ready) < HOLD_TOKENS
         return self._credit.allows(self._next - HOLD_TOKENS)

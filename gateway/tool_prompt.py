@@ -97,14 +97,17 @@ def call_schema(tools: Sequence[Mapping[str, Any]], choice: str) -> Mapping[str,
 
 
 def _call_form(function: Mapping[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    """Definitions of a tool's schema move to the top, where its references look for them."""
+    """Definitions of a tool's schema move to the top, where its references look for them.
+
+    Some engines write properties in the order of the alphabet; the name must come first, so that arguments can stream.
+    """
     parameters = dict(function["parameters"])
     for name, definition in (parameters.pop("$defs", None) or {}).items():
         if shared.setdefault(name, definition) != definition:
             raise Unsupported(f"two tools define {name[:64]!r} in different ways", field="tools")
     return {
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": parameters},
-        "required": ["name", "arguments"],
+        "properties": {"name": {"const": function["name"]}, "parameters": parameters},
+        "required": ["name", "parameters"],
         "additionalProperties": False,
     }

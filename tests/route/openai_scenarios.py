@@ -6,6 +6,7 @@ Each takes the base URL (without /v1), an httpx client (for its TLS and headers)
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -208,6 +209,113 @@ async def cancelling_frees_the_engine(base_url: str, http_client: HttpClient | N
         again = await api.chat.completions.create(model=model, messages=MESSAGES, max_tokens=4, temperature=0)
         assert again.choices[0].message.content
 
+
+WEATHER: openai.types.chat.ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Bern", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+async def a_conversation_goes_on(base_url: str, http_client: HttpClient | None, model: str) -> None:
+    """System text, several turns, typed parts: what was said before changes what is said now."""
+    turns: list[openai.types.chat.ChatCompletionMessageParam] = [
+        {"role": "system", "content": "You are a guide. Answer in one short sentence."},
+        {"role": "user", "content": [{"type": "text", "text": "My name is Ann. What is the capital of France?"}]},
+    ]
+    async with client(base_url, http_client) as api:
+        first = await api.chat.completions.create(model=model, messages=turns, max_tokens=24, temperature=0)
+        assert first.usage is not None
+        said = first.choices[0].message.content
+        assert said
+        turns += [{"role": "assistant", "content": said}, {"role": "user", "content": "And of Spain?"}]
+        second = await api.chat.completions.create(model=model, messages=turns, max_tokens=24, temperature=0)
+    assert second.choices[0].message.content
+    assert second.usage is not None
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+async def tools_are_called_and_their_results_taken(base_url: str, http_client: HttpClient | None, model: str) -> None:
+    """T1: a forced call, whole and streamed, fits its schema; the turn with its result is answered in words."""
+    turns: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Weather in Bern?"}]
+    async with client(base_url, http_client) as api:
+        whole = await api.chat.completions.create(
+            model=model, messages=turns, tools=[WEATHER], tool_choice="required", max_tokens=64, temperature=0
+        )
+        chunks = await read(
+            await api.chat.completions.create(
+                model=model,
+                messages=turns,
+                tools=[WEATHER],
+                tool_choice={"type": "function", "function": {"name": "weather"}},
+                max_tokens=64,
+                temperature=0,
+                stream=True,
+            )
+        )
+        [call] = whole.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        deltas = [d for chunk in chunks for choice in chunk.choices for d in choice.delta.tool_calls or []]
+        assert [d.id for d in deltas if d.id], "one call"
+        assert deltas[0].function is not None
+        assert (deltas[0].type, deltas[0].function.name, deltas[0].function.arguments) == ("function", "weather", "")
+        streamed = "".join(d.function.arguments or "" for d in deltas if d.function is not None)
+        for arguments in (call.function.arguments, streamed):
+            assert json.loads(arguments)["city"] in ("Bern", "Oslo")
+        assert (whole.choices[0].finish_reason, chunks[-1].choices[0].finish_reason) == ("tool_calls", "tool_calls")
+        turns += [
+            {"role": "assistant", "tool_calls": [call.to_dict()]},  # type: ignore[misc, list-item]
+            {"role": "tool", "tool_call_id": call.id, "content": "sunny, 20 degrees"},
+        ]
+        answer = await api.chat.completions.create(
+            model=model, messages=turns, tools=[WEATHER], max_tokens=24, temperature=0
+        )
+    assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
+
+
+async def formats_are_kept(base_url: str, http_client: HttpClient | None, model: str) -> None:
+    """response_format: an answer that fits the schema."""
+    properties = {"ok": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
+    async with client(base_url, http_client) as api:
+        answer = await api.chat.completions.create(
+            model=model,
+            messages=MESSAGES,
+            max_tokens=32,
+            temperature=0,
+            response_format={"type": "json_schema", "json_schema": {"name": "ok", "schema": schema}},
+        )
+    assert isinstance(json.loads(answer.choices[0].message.content or "")["ok"], bool)
+
+
+async def embeddings_are_vectors(base_url: str, http_client: HttpClient | None, model: str) -> None:
+    """Base64, as the client asks by itself, and plain floats; the same text has the same vector."""
+    async with client(base_url, http_client) as api:
+        packed = await api.embeddings.create(model=model, input=["a river", "a mountain", "a river"])
+        plain = await api.embeddings.create(model=model, input="a river", encoding_format="float")
+    vectors = [item.embedding for item in packed.data]
+    assert len(vectors[0]) > 64
+    assert vectors[0] == pytest.approx(plain.data[0].embedding, abs=1e-2)
+    assert vectors[0] == pytest.approx(vectors[2], abs=1e-2)
+    assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
+    assert packed.usage.prompt_tokens > 0
+
+
+REAL_SCENARIOS = (
+    a_conversation_goes_on,
+    tools_are_called_and_their_results_taken,
+    formats_are_kept,
+    embeddings_are_vectors,
+)
+"""What needs a model that can be held to a schema, and that makes vectors."""
 
 SCENARIOS = (
     models_are_listed,

@@ -89,7 +89,9 @@ def device(model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         loop.close()
 
 
-@pytest.mark.parametrize("scenario", openai_scenarios.SCENARIOS, ids=lambda s: s.__name__)
+@pytest.mark.parametrize(
+    "scenario", (*openai_scenarios.SCENARIOS, *openai_scenarios.REAL_SCENARIOS), ids=lambda s: s.__name__
+)
 async def test_openai_client(device: Device, scenario: Callable[..., Coroutine[Any, Any, None]]) -> None:
     await scenario(device.url, None, TEXT)
 

@@ -121,7 +121,9 @@ def cloud(model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
     loop.close()
 
 
-@pytest.mark.parametrize("scenario", openai_scenarios.SCENARIOS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "scenario", (*openai_scenarios.SCENARIOS, *openai_scenarios.REAL_SCENARIOS), ids=lambda one: one.__name__
+)
 async def test_openai_client_with_a_certificate(cloud: Cloud, scenario: Callable[..., Awaitable[None]]) -> None:
     await scenario(cloud.url, openai_scenarios.HttpClient(verify=cloud.context()), TEXT)
 

@@ -54,7 +54,7 @@ def served(request: pytest.FixtureRequest, model_file: Callable[[str], Path]) ->
         engine: TextEngine = (
             FakeTextEngine(answer_tokens=500, tokens_per_s=300)
             if path is None
-            else LlamaServerEngine(path, model=model, context_tokens=1024)
+            else LlamaServerEngine(path, model=model, context_tokens=1024, embeds=True)
         )
         try:
             # Its worker process and sockets live as long as the module, so they begin before the first test.
@@ -79,6 +79,13 @@ def served(request: pytest.FixtureRequest, model_file: Callable[[str], Path]) ->
 
 @pytest.mark.parametrize("scenario", openai_scenarios.SCENARIOS, ids=lambda one: one.__name__)
 async def test_openai_client(served: Served, scenario: Callable[..., Awaitable[None]]) -> None:
+    await scenario(served.base_url, None, served.model)
+
+
+@pytest.mark.parametrize("scenario", openai_scenarios.REAL_SCENARIOS, ids=lambda one: one.__name__)
+async def test_openai_client_with_a_real_model(served: Served, scenario: Callable[..., Awaitable[None]]) -> None:
+    if served.model == "fake":
+        pytest.skip("the fake cannot be held to a schema")
     await scenario(served.base_url, None, served.model)
 
 

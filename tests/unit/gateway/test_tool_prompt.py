@@ -62,8 +62,8 @@ def test_calls_and_results_of_earlier_turns_are_told_as_text() -> None:
 def test_a_forced_call_is_a_schema_of_one_call() -> None:
     form = {
         "type": "object",
-        "properties": {"name": {"const": "weather"}, "arguments": CITY},
-        "required": ["name", "arguments"],
+        "properties": {"name": {"const": "weather"}, "parameters": CITY},
+        "required": ["name", "parameters"],
         "additionalProperties": False,
     }
     made = adapted(request(tools=(WEATHER, TIME), tool_choice="function:weather"), PLAIN)
@@ -80,7 +80,7 @@ def test_definitions_of_schemas_move_to_the_top() -> None:
     first, second = (tool_definition(name, "", using({"type": "string"})) for name in ("a", "b"))
     schema = call_schema((first, second), "required")
     assert schema["$defs"] == {"X": {"type": "string"}}
-    assert "$defs" not in schema["anyOf"][0]["properties"]["arguments"]
+    assert "$defs" not in schema["anyOf"][0]["properties"]["parameters"]
     with pytest.raises(Unsupported):
         call_schema((first, tool_definition("c", "", using({"type": "integer"}))), "required")
 
