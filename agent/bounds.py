@@ -27,6 +27,8 @@ def clamp(policy: Policy, bounds: PolicyBounds) -> tuple[Policy, dict[str, str]]
             policy.limits,
             max_prompt_bytes=_least(policy.limits.max_prompt_bytes, bounds.max_prompt_bytes),
             max_answer_tokens=_least(policy.limits.max_answer_tokens, bounds.max_answer_tokens),
+            usd_per_day=_tighter(policy.limits.usd_per_day, bounds.usd_per_day),
+            usd_per_month=_tighter(policy.limits.usd_per_month, bounds.usd_per_month),
         ),
         engines=evolve(policy.engines, wait_target_s=_least(policy.engines.wait_target_s, bounds.wait_target_s)),
         log_level=bounds.log_level or policy.log_level,
@@ -41,6 +43,11 @@ def changed_sections(old: Policy, new: Policy) -> tuple[str, ...]:
 
 def _least(asked: Number, bound: Number | None) -> Number:
     return asked if bound is None else min(asked, bound)
+
+
+def _tighter(asked: float | None, bound: float | None) -> float | None:
+    """Where either may be absent."""
+    return bound if asked is None else _least(asked, bound)
 
 
 def _difference(asked: Policy, held: Policy, section: str) -> str:

@@ -25,6 +25,7 @@ from engines.queued_text import QueuedTextEngine
 from engines.registry import engine_class
 from engines.store import ModelStore
 from engines.text_admission import prefill_batch
+from gateway.door_limits import DoorLimits, limited
 from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts, build
 from gateway.settings import GatewaySettings
@@ -374,17 +375,19 @@ async def _warm_up(engine: TextEngine, model: str) -> None:
         await continuation.close()
 
 
-def text_mount(side: TextSide, memory: TextMemory, policy: Callable[[], Policy], emit: Emit, clock: Clock) -> Mount:
+def text_mount(
+    side: TextSide, memory: TextMemory, limits: DoorLimits, policy: Callable[[], Policy], emit: Emit, clock: Clock
+) -> Mount:
     """The text way over the targets of `side`; start opens the engine, stop ends answers and closes it."""
     inner = build(
         GatewaySettings(),
         GatewayPorts(
             targets=side.targets, policy=policy, emit=emit, clock=clock, rtt_s=side.rtt_s, loading=side.loading,
             cache=memory.cache, conversations=memory.conversations,
-            power=side.power,
+            power=side.power, limits=limits, audit=limits,
         ),
     )  # fmt: skip
-    inner = remembering(inner, memory)
+    inner = limited(remembering(inner, memory), limits)
 
     async def start() -> None:
         await inner.start()

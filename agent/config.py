@@ -33,6 +33,8 @@ class PolicyBounds:
     wait_target_s: float | None = None
     max_prompt_bytes: int | None = None
     max_answer_tokens: int | None = None
+    usd_per_day: float | None = None
+    usd_per_month: float | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
 
 
@@ -214,7 +216,8 @@ def _build(values: dict[str, Any], labels: Mapping[str, str], env: Mapping[str, 
 
 
 _BOUND_NAMES = (
-    "allow_raw_input", "allow_cloud_text", "wait_target_s", "max_prompt_bytes", "max_answer_tokens", "log_level",
+    "allow_raw_input", "allow_cloud_text", "wait_target_s", "max_prompt_bytes", "max_answer_tokens", "usd_per_day",
+    "usd_per_month", "log_level",
 )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ from agent.version import own_version
 from engines.catalogue import load_catalogue
 from engines.registry import ImportGuard, Unguarded, use_guard
 from engines.store import ModelStore
+from gateway.door_limits import DoorLimits
 from gateway.memory import TextMemory
 from gateway.providers import Providers
 from links.http_server import RunningServer
@@ -125,7 +126,8 @@ class House:
         self.control.open_identity()
         self.webrtc.attach(self.control, self.device_id)
         memory = TextMemory(config.memory, config.state_dir / "text", store)
-        ways = (self.tensors.mount, text_mount(self.texts, memory, self.holder.current, self.emit, self.clock))
+        limits = DoorLimits(config.state_dir, self.holder.current, self.emit, self.clock, wall_now)
+        ways = (self.tensors.mount, text_mount(self.texts, memory, limits, self.holder.current, self.emit, self.clock))
         self.ways = tuple(self.gate.before(way) for way in ways)
         self.life.listen(self._on_life)
         self.supervisor = Supervisor(self._parts())

@@ -167,6 +167,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("allow_cloud_text", _flag, "allow policy to send prompts off the device"),
     Setting("max_prompt_bytes", _whole(1, 64 << 20), "upper bound over policy for one prompt"),
     Setting("max_answer_tokens", _whole(1, 1 << 20), "upper bound over policy for one answer"),
+    Setting("usd_per_day", _real(0.0, 1e6), "upper bound over policy for what providers may cost a day"),
+    Setting("usd_per_month", _real(0.0, 1e6), "upper bound over policy for what providers may cost a month"),
     Setting("log_level", _choice(*LOG_LEVELS), "debug, info, warning or error; stays whatever policy says when set"),
 )
 

@@ -51,6 +51,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "routing.dynamic.slow_ttft_s": (0.001, 3600), "routing.dynamic.slow_lift": (0, 1),
     "routing.dynamic.failing_ratio": (0, 1), "routing.dynamic.failing_lift": (0, 1),
     "limits.max_prompt_bytes": (1, 2**31), "limits.max_answer_tokens": (1, 2**31),
+    "limits.requests_per_s": (0, 1e5), "limits.tokens_per_min": (0, 1e10), "limits.max_concurrent": (0, 1e5),
+    "limits.usd_per_day": (0, 1e6), "limits.usd_per_month": (0, 1e6),
     "engines.wait_target_s": (0.001, 3600),
 }  # fmt: skip
 

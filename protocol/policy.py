@@ -116,10 +116,21 @@ class DeliveryPolicy:
 
 @frozen
 class LimitsPolicy:
-    """Bounds on what one client may ask for at once."""
+    """Bounds on one request, and on all requests of a device's own front door together. None: no such limit.
+
+    tokens_per_min: prompt and answer, in any 60 s. max_concurrent: requests under way. usd_per_day, usd_per_month: what
+    targets that cost money may cost, UTC; they come before budget_ratio. on_budget: at that cap the device answers
+    (`degrade`) or nobody (`refuse`).
+    """
 
     max_prompt_bytes: int = 256 << 10
     max_answer_tokens: int = 2048
+    requests_per_s: float | None = None
+    tokens_per_min: int | None = None
+    max_concurrent: int | None = None
+    usd_per_day: float | None = None
+    usd_per_month: float | None = None
+    on_budget: Literal["degrade", "refuse"] = "degrade"
 
 
 @frozen

@@ -20,8 +20,11 @@ from engines.fakes_text import FakeTextEngine
 from engines.llama_server import LlamaServerEngine, LlamaServerUrlEngine
 from engines.port import Continuation, EngineLoad, TextEngine
 from engines.store import ModelStore
+from gateway.door_limits import DoorLimits
+from gateway.memory import TextMemory
 from links.http import HttpLink
 from links.http_server import serve
+from protocol.clock import wall_now
 from protocol.events import HandedOver, RecordingEmit, TextDone, ignore
 from protocol.policy import MigrationPolicy, Policy
 from protocol.text import TextCapabilities, TextRequest, Token
@@ -99,7 +102,9 @@ async def device_of(
     await cloud.point_to(HttpLink("cloud", f"http://127.0.0.1:{remote.port}"))
     store = ModelStore(config.models_dir, load_catalogue())
     side = TextSide(config, store, cloud, Health(time.monotonic), lambda: MOVES_SOON, emit)
-    mount = text_mount(side, lambda: MOVES_SOON, emit, time.monotonic)
+    memory = TextMemory(config.memory, folder / "text", store)
+    limits = DoorLimits(folder, lambda: MOVES_SOON, emit, time.monotonic, wall_now)
+    mount = text_mount(side, memory, limits, lambda: MOVES_SOON, emit, time.monotonic)
     server = await serve(mount.routes, origin_check=True)
     try:
         await mount.start()
