@@ -141,6 +141,8 @@ def sentence(event: Event) -> str:
         return f"switch: {event.source} -> {event.target} ({event.model}: {event.reason})"
     if isinstance(event, HandedOver):
         return f"handoff: {event.source} -> {event.target} at token {event.index}"
+    if isinstance(event, SourceLost) and event.index == 0:
+        return f"{event.source} lost before the first token, {event.target} answers ({event.reason})"
     if isinstance(event, SourceLost):
         return f"{event.source} lost at token {event.index}, {event.target} continued"
     return ""

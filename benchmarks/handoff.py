@@ -70,6 +70,7 @@ class Outcome:
     lost_sides: int = 0
     struck: bool = False
     error: str = ""
+    seconds: float = 0.0
     batches: list[Batch] = field(factory=list)
     nll: float | None = None
     own_nll: float | None = None
@@ -296,7 +297,9 @@ async def perform(bench: Bench, wanted: Sequence[Plan], end_s: float) -> None:
         if time.monotonic() > end_s:
             bench.notes.append(f"the time was over after {number} of {len(wanted)} answers")
             return
+        began_s = time.monotonic()
         outcome = await bench.run(plan)
+        outcome.seconds = time.monotonic() - began_s
         bench.outcomes.append(outcome)
         if (plan.victim and not outcome.struck) or (plan.victim is None and plan.moves and not outcome.moved):
             again.append(plan)
@@ -321,7 +324,7 @@ def show(number: int, total: int, o: Outcome) -> None:
     say(
         f"{number + 1}/{total} {1e3 * plan.rtt_s:.0f} ms {way}: {what}{'' if o.struck or not plan.victim else ' (not)'}"
         f", {len(o.owned)} tokens by {runs}, moved {o.moved}, lost sides {o.lost_sides}, "
-        f"delayed so far {o.meter.delayed_tokens} {wrong}"
+        f"delayed so far {o.meter.delayed_tokens}, {o.seconds:.1f} s {wrong}"
     )
 
 

@@ -80,7 +80,7 @@ def plans(quick: bool, draw: random.Random) -> list[Plan]:
     found: list[Plan] = []
     for number in range(clean + kills + alone):
         pair, to_cloud, rtt_s = combos[number % len(combos)]
-        plan = Plan(number, pair, to_cloud, rtt_s, 32 if quick else 64, draw.randint(4, 10 if quick else 24))
+        plan = Plan(number, pair, to_cloud, rtt_s, 32 if quick else 64, draw.randint(6, 12 if quick else 28))
         if draw.random() < 1 / 3:
             plan = evolve(plan, stall=(draw.uniform(0.1, 1.0), draw.uniform(0.1, 0.4)))
         found.append(plan)

@@ -19,8 +19,8 @@ from protocol.handoff import Extend, encode
 from protocol.text import Token
 
 NATS = 0.25
-"""Batch kernels round differently from stepwise decoding: a chosen token may lie this far below the best one of a
-one-shot pass."""
+"""Kernels round differently by batch size and binding: a chosen token may lie this far below the best one of another
+pass over the same prefix. Where a one-shot pass says more, one is made in the target's own steps."""
 
 
 @frozen
@@ -85,7 +85,7 @@ def text_bytes(batch: Batch) -> int:
 
 @frozen
 class Scored:
-    """nll: mean nats per token. worst: how far the worst token made by the target lies below the best, in nats."""
+    """nll: mean nats per token. worst: how far below the best one the worst of the target's tokens lies, in nats."""
 
     nll: float
     worst: float
@@ -128,8 +128,21 @@ class Oracle:
         best = rows.max(axis=1)
         chosen = rows[np.arange(len(answer)), answer]
         totals = best + np.log(np.exp(rows - best[:, None]).sum(axis=1))
-        below = (best - chosen)[len(before) :]
-        return Scored(float(np.mean(totals - chosen)), float(below.max(initial=0.0)))
+        worst = float((best - chosen)[len(before) :].max(initial=0.0))
+        if worst > NATS:
+            worst = self._worst_in_steps([*head, *before], after)
+        return Scored(float(np.mean(totals - chosen)), worst)
+
+    def _worst_in_steps(self, prefix: Sequence[int], after: Sequence[int]) -> float:
+        """The prefix in one batch, then a token at a time, as the target decoded."""
+        self._model.reset()
+        self._model.eval(list(prefix))
+        worst = 0.0
+        for one in after:
+            row = self._model.scores[self._model.n_tokens - 1]
+            worst = max(worst, float(row.max() - row[one]))
+            self._model.eval([one])
+        return worst
 
 
 def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> float | None:

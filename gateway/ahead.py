@@ -29,7 +29,7 @@ class Ahead:
         prepare: Prepare,
         made: Callable[[Target, int, int], Sequence[Token]],
         generated: Callable[[], int],
-        batch_tokens: int = 4,
+        batch_tokens: Callable[[], int] = lambda: 4,
     ) -> None:
         self.target = target
         self.error: MidstreamError | None = None
@@ -88,7 +88,7 @@ class Ahead:
 
     async def _extend(self) -> None:
         end = self._generated() if self._final is None else self._final
-        if self._final is None and end - self.sent < self._batch_tokens:
+        if self._final is None and end - self.sent < self._batch_tokens():
             self._news.clear()
             await self._news.wait()
             return

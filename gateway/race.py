@@ -86,25 +86,31 @@ async def race(
     begin: Begin,
     cleanup: Cleanup,
     on_failure: Callable[[Target, MidstreamError], None],
+    on_loser: Callable[[Target, float], None] = lambda target, silent_s: None,
 ) -> Live:
     """Start each target after its seconds, or at once when nothing else runs any more; return the first to speak.
 
-    Raises AllFailed when all did. Losers are cancelled at once and closed through `cleanup`.
+    Raises AllFailed when all did. Losers are cancelled at once and closed through `cleanup`; `on_loser` hears of each
+    and how long it had been silent.
     """
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     waiting = list(starts)
     running: dict[asyncio.Task[Live], Target] = {}
+    started_s: dict[str, float] = {}
     errors: list[tuple[str, MidstreamError]] = []
     try:
         while waiting or running:
-            _launch_due(waiting, running, begin, loop.time() - begun_s)
+            for target in _launch_due(waiting, running, begin, loop.time() - begun_s):
+                started_s[target.name] = loop.time()
             timeout_s = max(0.0, begun_s + waiting[0][1] - loop.time()) if waiting else None
             await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in running if task.done()]:
                 error = task.exception()
                 if error is None:
                     running.pop(task)
+                    for loser in running.values():
+                        on_loser(loser, loop.time() - started_s[loser.name])
                     return task.result()
                 if not isinstance(error, MidstreamError):
                     raise error
@@ -120,10 +126,13 @@ async def race(
 
 def _launch_due(
     waiting: list[tuple[Target, float]], running: dict[asyncio.Task[Live], Target], begin: Begin, elapsed_s: float
-) -> None:
+) -> list[Target]:
+    launched = []
     while waiting and (waiting[0][1] <= elapsed_s or not running):
         target, _ = waiting.pop(0)
         running[asyncio.create_task(_as_task(begin, target))] = target
+        launched.append(target)
+    return launched
 
 
 async def _as_task(begin: Begin, target: Target) -> Live:

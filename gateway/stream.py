@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from math import floor
 
 from attrs import evolve
@@ -24,7 +25,7 @@ from gateway.pacing import reader_tokens_per_s
 from gateway.race import AllFailed, Cleanup, Live, race
 from gateway.settings import GatewaySettings
 from gateway.stops import Owned
-from gateway.targets import Target
+from gateway.targets import Target, TargetView
 from protocol.errors import EngineError, Full, LinkTimeout, MidstreamError, ProtocolError, RejectedError
 from protocol.events import HandedOver, SourceLost
 from protocol.text import FinishReason, TextRequest, Token, Usage
@@ -72,10 +73,11 @@ class StreamOwner:
         self._ahead: Ahead | None = None
         self._cleanup = Cleanup()
         self._attempts = Attempts(context, request, self._line, targets, ports, self._cleanup, settings.ahead_tokens)
-        self._moves = 0
+        self._moves, self._moved_at = 0, 0
         self._losses = 0
         self._failed: set[str] = set()
         self._asked: list[str] = []
+        self._late: set[str] = set()
         self._aborted = ""
         self._waited_s, self._waited_tokens, self._blocked_s = 0.0, 0, 0.0
 
@@ -87,7 +89,7 @@ class StreamOwner:
     @property
     def losers(self) -> tuple[str, ...]:
         """Targets that were asked for the first token and cancelled, because another one spoke or nobody waits."""
-        return tuple(name for name in self._asked if name not in self._failed)
+        return tuple(name for name in self._asked if name not in self._failed - self._late)
 
     async def tokens(self) -> AsyncGenerator[Owned, None]:
         """The answer's tokens, each once; `finish` is set when it ends by itself.
@@ -118,11 +120,29 @@ class StreamOwner:
             await self._live.continuation.close()
 
     async def _open(self) -> None:
+        failed_starts: list[tuple[Target, MidstreamError]] = []
+
+        def failed_start(target: Target, err: MidstreamError) -> None:
+            failed_starts.append((target, err))
+            self._note_failure(target, err)
+
+        def lost_race(target: Target, silent_s: float) -> None:
+            if silent_s >= self._policy.stall_s:
+                slow = LinkTimeout(f"{target.name} gave no first token within {silent_s:.1f} s")
+                failed_starts.append((target, slow))
+                self._late.add(target.name)
+                # How long it was silent is remembered where the attempt ends.
+                self._note_failure(target, slow, spoke=True)
+
+        begin = partial(self._begin, at=0)
         try:
-            live = await race(self._starts, lambda target: self._begin(target, 0), self._cleanup, self._note_failure)
+            live = await race(self._starts, begin, self._cleanup, failed_start, lost_race)
         except AllFailed as failed:
             raise most_telling(failed) from failed
         self._asked.remove(live.target.name)
+        if failed_starts:
+            # One record, whatever else failed on the way.
+            self._tell_lost(*failed_starts[0], live.target, 0)
         self.prompt_tokens = live.continuation.prompt_tokens
         self.cached_tokens = live.continuation.cached_tokens
         self.ttft_s = self._ports.clock() - self._begun_s
@@ -243,6 +263,7 @@ class StreamOwner:
             source=self._source().target.name,
             remaining_tokens=self._ports.lengths.remaining_tokens(generated, self._request.sampling.max_tokens),
             moves=self._moves,
+            moved_at=self._moved_at,
             preparing=ahead.target.name if ahead else None,
             prepared=ahead.target.name if ahead and ahead.ready else None,
             lag_tokens=ahead.lag_tokens if ahead else 0,
@@ -259,19 +280,22 @@ class StreamOwner:
         """True when the answer moved."""
         if move.act == "prepare":
             target = next(target for target in self._targets if target.name == move.target)
-            view = self._ports.board.view(target, self._context.model, self._ports.clock())
             self._ahead = Ahead(
                 target,
                 self._prepare_ahead,
                 self._attempts.tokens_for,
                 lambda: self._line.whole,
-                batch_tokens(view, self._policy),
+                # Asked each time, as preparing it tells what it can do.
+                lambda: batch_tokens(self._view_of(target), self._policy),
             )
         elif move.act == "drop":
             self._give_up_ahead(None)
         elif move.act == "cut" and self._ahead is not None:
             return await self._cut_over(self._ahead, move)
         return False
+
+    def _view_of(self, target: Target) -> TargetView:
+        return self._ports.board.view(target, self._context.model, self._ports.clock())
 
     async def _prepare_ahead(self, target: Target, count: int) -> Continuation:
         await self._attempts.learn(self._source().target)
@@ -286,36 +310,49 @@ class StreamOwner:
         self._cleanup.add(ahead.close())
 
     async def _cut_over(self, ahead: Ahead, move: Move) -> bool:
-        """Start the target at the cut. The source stays open until the target spoke, and goes on if it does not."""
+        """Start the target at the cut. A source that costs nothing runs on until the target spoke, and goes on if it
+        does not; another one stops at the cut and is revived then. True when somebody else generates now.
+        """
         source = self._source()
         at = self._line.next
+        if not move.keep_source:
+            self._stop_source(source)
         try:
             async with asyncio.timeout(max(SHORTEST_CUT_S, self._policy.stall_s / 2)):
                 live = await self._begin(ahead.target, at)
             self._check_first(live, at)
-        except TimeoutError:
-            self._note_failure(ahead.target, LinkTimeout(f"{ahead.target.name} was silent at the cut-over"))
-            return False
-        except MidstreamError as err:
-            self._note_failure(ahead.target, err)
-            return False
+        except (TimeoutError, MidstreamError) as err:
+            silent = LinkTimeout(f"{ahead.target.name} was silent at the cut-over")
+            error = err if isinstance(err, MidstreamError) else silent
+            self._note_failure(ahead.target, error)
+            if move.keep_source:
+                return False
+            await self._go_on(ahead.target, error, at, source.target)
+            return True
+        if move.keep_source:
+            self._stop_source(source)
+        self._take(live)
+        self._moves, self._moved_at = self._moves + 1, at
+        self._tell_moved(source.target, live.target, at, move.reason)
+        return True
+
+    def _stop_source(self, source: Live) -> None:
+        self._live = None
         self._settle(source)
         self._cleanup.add(source.close())
-        self._take(live)
-        self._moves += 1
-        now_s = self._ports.clock()
+
+    def _tell_moved(self, source: Target, target: Target, at: int, reason: str) -> None:
         self._ports.emit(
             HandedOver(
-                at_s=now_s,
+                at_s=self._ports.clock(),
                 request_id=self._context.id,
-                source=source.target.name,
-                target=live.target.name,
+                source=source.name,
+                target=target.name,
                 index=at,
-                local=live.target.local,
-                reason=move.reason,
+                local=target.local,
+                reason=reason,
             )
         )
-        return True
 
     def _check_first(self, live: Live, at: int) -> None:
         if live.first is None or live.first.index != at:
@@ -327,41 +364,45 @@ class StreamOwner:
     async def _fall_back(self, err: MidstreamError) -> None:
         """Go on elsewhere from the last whole token; the part of a character that the lost side left is made anew."""
         lost = self._source()
-        self._live = None
-        self._losses += 1
         self._note_failure(lost.target, err, spoke=True)
-        self._settle(lost)
-        self._cleanup.add(lost.close())
-        at = self._line.drop_part()
-        starts = self._fallback_starts(lost.target, at)
+        self._stop_source(lost)
+        await self._go_on(lost.target, err, self._line.drop_part())
+
+    async def _go_on(self, lost: Target, err: MidstreamError, at: int, first: Target | None = None) -> None:
+        """Let somebody make the tokens from `at` on: `first`, if there is one, before all others."""
+        self._losses += 1
+        starts = self._fallback_starts(lost, at, first)
         if self._aborted:
             raise AnswerCut(f"the answer was cut at token {at}: {self._aborted}", next_step="ask again") from err
         if self._line.called or self._losses > self._settings.max_losses or self._attempts.rest_s() <= 0:
             raise self._cut_error(at, err) from err
         try:
-            live = await race(starts, lambda target: self._begin(target, at), self._cleanup, self._note_failure)
+            live = await race(starts, partial(self._begin, at=at), self._cleanup, self._note_failure)
         except AllFailed as failed:
             raise self._cut_error(at, err) from failed
         if self._ahead is not None:
             self._give_up_ahead(None)
         self._take(live)
+        self._tell_lost(lost, err, live.target, at)
+
+    def _tell_lost(self, lost: Target, err: MidstreamError, target: Target, at: int) -> None:
         self._ports.emit(
             SourceLost(
                 at_s=self._ports.clock(),
                 request_id=self._context.id,
-                source=lost.target.name,
-                target=live.target.name,
+                source=lost.name,
+                target=target.name,
                 index=at,
                 reason=str(err),
             )
         )
 
-    def _fallback_starts(self, lost: Target, at: int) -> list[tuple[Target, float]]:
+    def _fallback_starts(self, lost: Target, at: int, first: Target | None) -> list[tuple[Target, float]]:
         """The prepared target first, then others (local ones before), those that failed already, the lost one last."""
-        ahead = self._ahead.target if self._ahead is not None else None
+        first = self._ahead.target if first is None and self._ahead is not None else first
 
         def place(target: Target) -> tuple[bool, bool, bool, bool]:
-            return target is lost, target is not ahead, target.name in self._failed, not target.local
+            return target is lost, target is not first, target.name in self._failed, not target.local
 
         starts, after_s = [], 0.0
         now_s = self._ports.clock()

@@ -187,7 +187,7 @@ class HandedOver(Event):
 
 @frozen(kw_only=True)
 class SourceLost(Event):
-    """The side that generated died or stalled; `target` continued at `index`."""
+    """The side that generated died or stalled; `target` continued at `index`. At 0 it had not said anything yet."""
 
     request_id: str
     source: str

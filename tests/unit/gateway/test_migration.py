@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.migration import StreamView, buffer_tokens, migrate
+from gateway.migration import BATCH_TOKENS, UNSENT_TOKENS, StreamView, batch_tokens, buffer_tokens, migrate
 from gateway.targets import TargetView
 from protocol.policy import MigrationPolicy
 
@@ -106,3 +108,88 @@ def test_the_cut_is_where_it_is_safe() -> None:
 
 def test_buffer_is_reading_rate_times_move_time_rounded_up() -> None:
     assert [buffer_tokens(seconds, POLICY) for seconds in (0.0, 0.2, 0.21, 1.0)] == [0, 1, 2, 5]
+
+
+def test_of_several_targets_the_cheapest_takes_over_and_then_the_one_that_is_through_first() -> None:
+    at_cloud = evolve(STREAM, source="cloud", source_tokens_per_s=60.0)
+    dear = evolve(CLOUD, price_out=1e-5)
+    peer = TargetView("peer", local=False, tokens_per_s=20.0, prefill_s=0.001, price_out=2e-6)
+    stock = TargetView("stock", local=False, tokens_per_s=50.0, prefill_s=0.001, price_out=1e-6, price_in=1e-7)
+    for order in ([dear, peer, stock], [stock, peer, dear], [peer, dear, stock]):
+        assert migrate(at_cloud, order, {}, POLICY).target == "stock"
+    # Reading the prefix there is a part of what it costs.
+    assert migrate(at_cloud, [dear, peer, evolve(stock, price_in=3e-6)], {}, POLICY).target == "peer"
+    # At the same price: the shorter queue, the shorter way, the higher rate.
+    near, far = evolve(stock, name="near"), evolve(stock, name="far")
+    assert migrate(at_cloud, [dear, far, near], {"far": 0.5, "near": 0.01}, POLICY).target == "near"
+    assert migrate(at_cloud, [dear, evolve(far, queue_s=2.0), near], {"near": 1.0}, POLICY).target == "near"
+    assert migrate(at_cloud, [dear, evolve(far, tokens_per_s=20.0), near], {}, POLICY).target == "near"
+
+
+MANY = evolve(POLICY, max_moves=10)
+
+
+def test_each_further_move_must_be_worth_more() -> None:
+    """Hysteresis: what was enough for the first move is not for the second, and the third needs more still."""
+    at_cloud = evolve(STREAM, source="cloud", source_tokens_per_s=60.0)
+    dear = evolve(CLOUD, price_out=1e-5)
+    for moves, bearable in ((0, 0.999e-5), (1, 0.89e-5), (2, 0.79e-5), (3, 0.59e-5)):
+        stream = evolve(at_cloud, moves=moves, generated=200, moved_at=100)
+        for price, expected in ((bearable, "prepare"), (bearable * 1.05, "stay")):
+            device = evolve(DEVICE, price_out=price)
+            assert migrate(stream, [device, dear], {}, MANY).act == expected
+    for moves, needed in ((0, 9.7), (1, 11.6), (2, 13.9)):
+        stream = evolve(STREAM, moves=moves, generated=200)
+        for rate, expected in ((needed, "prepare"), (needed - 0.2, "stay")):
+            assert act(stream, cloud=evolve(CLOUD, tokens_per_s=rate), policy=MANY) == expected
+
+
+def test_a_stream_that_just_moved_stays_for_a_while() -> None:
+    moved = evolve(STREAM, generated=50, moved_at=45, moves=1)
+    assert act(moved, policy=MANY) == "stay"
+    assert act(evolve(moved, generated=53), policy=MANY) == "prepare"
+
+
+@given(
+    st.lists(st.floats(0.5, 80.0), min_size=30, max_size=30), st.lists(st.floats(0.5, 80.0), min_size=30, max_size=30)
+)
+def test_a_stream_does_not_bounce_however_rates_swing(here: list[float], there: list[float]) -> None:
+    """Law: with rates up to R times apart, an answer moves at most 1 + sqrt(2 log R / log 1.2) times or so."""
+    source, moves, moved_at, generated = "device", 0, 0, 0
+    for have, offered in zip(here, there, strict=True):
+        generated += 10
+        rates = {source: have, "cloud" if source == "device" else "device": offered}
+        views = [TargetView(name, local=name == "device", tokens_per_s=rate) for name, rate in rates.items()]
+        stream = evolve(
+            STREAM, generated=generated, source=source, moves=moves, moved_at=moved_at, source_tokens_per_s=have
+        )
+        move = migrate(stream, views, {}, evolve(POLICY, max_moves=1000))
+        if move.act == "prepare" and move.target is not None:
+            assert offered >= 1.2 ** (1 + moves) * have
+            source, moves, moved_at = move.target, moves + 1, generated
+    assert 1.2**moves <= 80.0 / 0.5
+
+
+def test_a_source_that_costs_money_stops_at_the_cut_and_a_free_one_is_a_hedge() -> None:
+    assert migrate(READY, [DEVICE, CLOUD], {}, POLICY).keep_source
+    paid = migrate(READY, [evolve(DEVICE, price_out=1e-6), CLOUD], {}, POLICY)
+    assert (paid.act, paid.keep_source) == ("cut", False)
+
+
+def test_tokens_are_sent_ahead_in_batches_that_the_target_reads_while_its_reader_takes_one() -> None:
+    by_ids = evolve(CLOUD, continues="ids")
+    sizes = [batch_tokens(evolve(by_ids, prefill_s=prefill_s), POLICY) for prefill_s in (0.0, 0.001, 0.01, 0.02, 1.0)]
+    assert sizes == [32, 32, 20, 10, 4]
+    assert (min(sizes), max(sizes)) == BATCH_TOKENS
+    # A stock server would begin anew each time.
+    assert batch_tokens(CLOUD, POLICY) == UNSENT_TOKENS
+
+
+def test_a_server_that_reads_everything_again_needs_a_buffer_for_it() -> None:
+    slow = evolve(CLOUD, prefill_s=0.01)
+    stream = evolve(READY, generated=20, consumed=17, lag_tokens=4)
+    # 60 tokens of 10 ms are three of the reader's, 4 tokens none that counts.
+    assert act(stream, cloud=evolve(slow, continues="ids"), rtt_s=0.0) == "cut"
+    assert act(stream, cloud=slow, rtt_s=0.0) == "cut"
+    assert act(evolve(stream, consumed=18), cloud=slow, rtt_s=0.0) == "stay"
+    assert act(evolve(stream, consumed=18), cloud=evolve(slow, continues="ids"), rtt_s=0.0) == "cut"

@@ -6,12 +6,15 @@ import asyncio
 from typing import Literal
 
 import pytest
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engines.fakes_text import FakeTextEngine
 from gateway.settings import GatewaySettings
+from gateway.stops import Owned
 from gateway.stream import AnswerCut
+from gateway.targets import Target
 from protocol.errors import (
     ContextOverflow,
     EngineCrashed,
@@ -393,3 +396,66 @@ async def test_token_ids_of_a_request_never_reach_another_vocabulary(prompt: Pro
     made = rig(targets, migration=moving(4), prompt=prompt)
     assert len(await collect(made.owner)) == COUNT
     assert len(made.of(HandedOver)) == (0 if isinstance(prompt, tuple) else 1)
+
+
+def dear(name: str, engine: FakeTextEngine) -> Target:
+    """A target whose tokens cost money."""
+    return Target(name, name == "device", engine, frozenset({"fake"}), tokens_per_s=500, price_out=1e-5)
+
+
+async def test_a_source_that_costs_money_stops_at_the_cut() -> None:
+    """Nothing is made past it, although there is credit for more."""
+    cloud, device = FakeTextEngine(name="cloud", tokens_per_s=400), FakeTextEngine(name="device")
+    made = rig([dear("cloud", cloud), target("device", device, tokens_per_s=1e9)], migration=moving(6))
+    assert_law(await collect(made.owner), COUNT)
+    [event] = made.of(HandedOver)
+    assert cloud.generated_count <= event.index + 1
+    assert_all_closed(cloud, device)
+
+
+@pytest.mark.parametrize("vocabulary", ["fake-vocabulary", "another"])
+@pytest.mark.parametrize("error", [LinkClosed("gone"), None])
+@pytest.mark.parametrize("at", [6, 9, 17, 25])
+async def test_a_source_that_stopped_is_revived_when_the_target_fails(
+    at: int, error: MidstreamError | None, vocabulary: str
+) -> None:
+    cloud, device = FakeTextEngine(name="cloud", tokens_per_s=400), FakeTextEngine(name="device", vocabulary=vocabulary)
+    device.fail("start", error)
+    made = rig([dear("cloud", cloud), target("device", device, tokens_per_s=1e9)], migration=moving(at))
+    assert_law(await collect(made.owner), COUNT)
+    assert made.owner.sides == (("cloud", COUNT),)
+    assert [request.prefix != () for request in cloud.prepared] == [False, True], "the source was not revived"
+    assert [(event.source, event.target) for event in made.of(SourceLost)] == [("device", "cloud")]
+    assert_all_closed(cloud, device)
+
+
+async def test_a_source_that_cannot_be_revived_is_told_as_the_cut_it_is() -> None:
+    cloud = FakeTextEngine(name="cloud", tokens_per_s=400)
+
+    class DiesWithAll(Deadly):
+        async def pass_phase(self, phase: Phase, killed: asyncio.Event, seconds: float, index: int = 0) -> None:
+            if phase == "start":
+                self.kill()
+            await super().pass_phase(phase, killed, seconds, index)
+
+    device = DiesWithAll(cloud, "start")
+    made = rig([dear("cloud", cloud), target("device", device, tokens_per_s=1e9)], migration=moving(6))
+    owned: list[Owned] = []
+    with pytest.raises(AnswerCut):
+        async for one in made.owner.tokens():
+            owned.append(one)
+    assert len(owned) >= 6
+    assert_law(owned, len(owned))
+    assert_all_closed(cloud, device)
+
+
+async def test_an_answer_may_come_back_when_policy_lets_it_move_twice() -> None:
+    """And not a third time: each further move must be worth more."""
+    device, cloud = FakeTextEngine(name="device", tokens_per_s=1000), FakeTextEngine(name="cloud", tokens_per_s=300)
+    policy = evolve(moving(6), max_moves=6, consume_tokens_per_s=0.01)
+    targets = [target("device", device, tokens_per_s=1e9), target("cloud", cloud, tokens_per_s=1e12)]
+    made = rig(targets, migration=policy)
+    assert_law(await collect(made.owner), COUNT)
+    moves = made.of(HandedOver)
+    assert len(moves) <= 2
+    assert_all_closed(device, cloud)
