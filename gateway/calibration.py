@@ -6,11 +6,14 @@ Pool adjacent violators (Ayer et al. 1955; Barlow et al., Statistical Inference 
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal
 
 from attrs import frozen
+
+from protocol.models import CatalogueEntry
 
 LEAST_PAIRS = 200
 """Fewer labelled answers say too little about a curve."""
@@ -22,15 +25,13 @@ FeatureName = Literal["mean", "tenth", "least", "margin", "first", "hybrid"]
 
 @frozen
 class Scope:
-    """What a curve is for: it says nothing about another model file, quantisation, template or intent.
+    """What a curve is for: it says nothing about another file, quantisation, template or intent.
 
-    model: name; digest: of its file, which settles the quantisation; template: hash of the chat template; intent: empty
-    for a curve over all of them.
+    weights: of `weights_of`, which settles file, quantisation and template. intent: empty for a curve over all.
     """
 
     model: str
-    digest: str
-    template: str = ""
+    weights: str
     intent: str = ""
 
 
@@ -70,8 +71,8 @@ def isotonic(scores: Sequence[float], right: Sequence[bool]) -> tuple[tuple[floa
         before = ties.get(score, (0, 0))
         ties[score] = before[0] + good, before[1] + 1
     blocks: list[list[float]] = []  # score times count, right ones, count
-    for score, (good, count) in sorted(ties.items()):
-        blocks.append([score * count, float(good), float(count)])
+    for score, (rights, count) in sorted(ties.items()):
+        blocks.append([score * count, float(rights), float(count)])
         while len(blocks) > 1 and blocks[-2][1] / blocks[-2][2] >= blocks[-1][1] / blocks[-1][2]:
             last = blocks.pop()
             blocks[-1] = [one + other for one, other in zip(blocks[-1], last, strict=True)]
@@ -138,10 +139,16 @@ def threshold_for(calibration: Calibration, scores: Sequence[float], share: floa
     return ordered[place]
 
 
-def best_for(curves: Sequence[Calibration], model: str, digest: str, template: str, intent: str) -> Calibration | None:
-    """The curve of this very scope, else that of all its intents; None rather than one of another model or template."""
-    for wanted in (Scope(model, digest, template, intent), Scope(model, digest, template)):
+def best_for(curves: Sequence[Calibration], model: str, weights: str, intent: str) -> Calibration | None:
+    """The curve of this very scope, else that over all intents; None rather than one of other weights."""
+    for wanted in (Scope(model, weights, intent), Scope(model, weights)):
         found = next((curve for curve in curves if curve.scope == wanted), None)
         if found is not None:
             return found
     return None
+
+
+def weights_of(entry: CatalogueEntry) -> str:
+    """Names a model's bytes and the chat template that goes before them; the file's own template is in its bytes."""
+    template = hashlib.sha256(entry.chat_template.encode()).hexdigest()[:12] if entry.chat_template else "own"
+    return f"{entry.source_sha256[:16]}/{template}"

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from agent.cli.answers import ChatStream, labels_of, painted
 from agent.config import DEFAULT_PORT, AgentConfig, colours_wanted, load
 from links.http import HttpLink
-from links.port import RejectedStatus, Reply
+from links.port import Link, RejectedStatus, Reply
 from protocol.errors import BadRequest, ConfigError, LinkError, MidstreamError
 from protocol.oip import InferRequest, InferResponse, decode_response, encode_request
 from protocol.sse import SseParser
@@ -58,6 +58,11 @@ def chat(argv: list[str]) -> int:
         else options.prompt.encode("utf-8", "surrogateescape")
     )
     return asyncio.run(_chat(options, prompt))
+
+
+def agent_link(url: str) -> Link:
+    """A link to the running agent; who asks for it closes it."""
+    return HttpLink("agent", url)
 
 
 def agent_url(given: str | None) -> str:

@@ -14,6 +14,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "agent": ("agent.cli.run:agent", "run the agent on this device"),
     "infer": ("agent.cli.ask:infer", "run an image model through the running agent"),
     "chat": ("agent.cli.ask:chat", "ask the text model; shows which side made each token"),
+    "route": ("agent.cli.calibrate:route", "calibrate how sure answers of the device are"),
     "split": ("agent.cli.split:split", "where a model is cut and why; replay a network over it"),
     "status": ("agent.cli.run:status", "what the running agent is doing"),
     "doctor": ("agent.cli.run:doctor", "check this device, with a next step for each finding"),

@@ -23,7 +23,7 @@ from gateway.calibration import (
 from gateway.confidence import FEATURES, features, judge, looping
 from protocol.text import Token
 
-SCOPE = Scope("m", "digest", "template")
+SCOPE = Scope("m", "weights")
 CURVE = Calibration(SCOPE, "mean", (0.2, 0.6, 1.0), (0.1, 0.5, 0.9), 0.8, 0.02, 0.2, 400)
 
 
@@ -117,10 +117,10 @@ def test_calibration_error_of_a_perfect_and_of_a_boastful_score() -> None:
     assert calibration_error([0.99] * 10, [False] * 10) == pytest.approx(0.99)
 
 
-def test_a_curve_of_another_model_template_or_file_is_not_used() -> None:
-    own = Calibration(Scope("m", "d", "t", "math"), "mean", (0.5,), (0.5,), 0, 0, 0, 0)
-    every = Calibration(Scope("m", "d", "t"), "mean", (0.5,), (0.5,), 0, 0, 0, 0)
-    assert best_for([own, every], "m", "d", "t", "math") is own
-    assert best_for([own, every], "m", "d", "t", "chat") is every
-    for scope in (("x", "d", "t"), ("m", "x", "t"), ("m", "d", "x")):
+def test_a_curve_of_another_model_or_of_other_weights_is_not_used() -> None:
+    own = Calibration(Scope("m", "w", "math"), "mean", (0.5,), (0.5,), 0, 0, 0, 0)
+    every = Calibration(Scope("m", "w"), "mean", (0.5,), (0.5,), 0, 0, 0, 0)
+    assert best_for([own, every], "m", "w", "math") is own
+    assert best_for([own, every], "m", "w", "chat") is every
+    for scope in (("x", "w"), ("m", "x")):
         assert best_for([own, every], *scope, "math") is None
