@@ -105,6 +105,20 @@ async def test_logprobs_are_of_the_raw_distribution(engine: TextEngine) -> None:
         assert [p for _, p in token.alternatives] == sorted((p for _, p in token.alternatives), reverse=True)
 
 
+async def test_logprobs_do_not_follow_temperature_bias_or_nucleus(engine: TextEngine) -> None:
+    (plain,) = await take(await engine.prepare(ask("The sea is", 1, logprobs=3), 30))
+    assert plain.id is not None and plain.logprob is not None
+    pushed = {plain.id: 50.0}
+    (other,) = await take(
+        await engine.prepare(
+            ask("The sea is", 1, logprobs=3, temperature=1.5, top_p=0.9, seed=5, logit_bias=pushed), 30
+        )
+    )
+    assert other.id == plain.id
+    assert other.logprob == pytest.approx(plain.logprob, abs=0.05)
+    assert other.margin == pytest.approx(plain.margin, abs=0.1)
+
+
 async def test_an_answer_that_outgrows_the_context_says_length(engine: TextEngine) -> None:
     continuation = await engine.prepare(ask("a b c d e " * 72, 900), 50)
     room = 384 - continuation.prompt_tokens

@@ -18,7 +18,7 @@ from engines.registry import engine_class
 from engines.store import ModelStore
 from protocol.errors import BadRequest, ContextOverflow, EngineError, NotFound, Unsupported
 from protocol.text import Message, Sampling, TextRequest, Token
-from tests.contract.tiny_genai import TEMPLATE, vocabulary, write_model
+from tests.contract.tiny_genai import TEMPLATE, byte_letters, vocabulary, write_model
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,24 @@ async def test_logprobs_are_of_the_raw_distribution(engine: EmbeddedOnnxGenai) -
     assert warm.id == plain.id
     assert warm.logprob == pytest.approx(plain.logprob, abs=1e-5)
     assert [data for data, _ in warm.alternatives] == [data for data, _ in plain.alternatives]
+
+
+async def test_a_character_split_over_tokens_comes_as_its_bytes_also_when_it_is_cut(
+    folder: Path, engine: EmbeddedOnnxGenai
+) -> None:
+    """Bytes of a character, and one that never can be text, are forced: nothing is dropped, replaced or held back."""
+    ids = vocabulary()
+    letters = byte_letters()
+    for byte in (0xC3, 0xA9, 0xFF):
+        forced = {ids[letters[byte]]: 1000.0}
+        tokens = await take(engine, ask("the", 3, logit_bias=forced))
+        assert [token.data for token in tokens] == [bytes((byte,))] * 3
+        assert tokens[-1].finish == "length"
+    first = Token(index=0, id=ids[letters[0xC3]], data=b"\xc3")
+    request = TextRequest("m", "the", Sampling(max_tokens=2, logit_bias={ids[letters[0xA9]]: 1000.0}), prefix=(first,))
+    continuation = await engine.prepare(request, 20)
+    (second,) = [token async for token in continuation.start(1, 10)]
+    assert (first.data + second.data).decode() == "\u00e9"
 
 
 async def test_overflow_and_grammars_are_refused(engine: EmbeddedOnnxGenai) -> None:
