@@ -47,11 +47,15 @@ class NativeUpstream:
         self.refusal: tuple[int, dict[str, Any]] | None = None
         routes = [Route("GET", "/props", self._props)]
         routes += [Route("POST", path, self._small) for path in ("/tokenize", "/detokenize", "/apply-template")]
-        self.link = MemoryLink("llama-server", [*routes, Route("POST", "/completion", self._complete)])
+        routes += [Route("POST", "/completion", self._complete), Route("POST", "/v1/embeddings", self._embed)]
+        self.link = MemoryLink("llama-server", routes)
 
     async def _props(self, request: Request) -> Response:
         document = {"default_generation_settings": {"n_ctx": CONTEXT_TOKENS}, "total_slots": 2, "chat_template": "t"}
         return Response(200, {}, json.dumps(document).encode())
+
+    async def _embed(self, request: Request) -> Response:
+        return Response(501, {}, b'{"error": {"code": 501, "type": "not_supported_error", "message": "no"}}')
 
     async def _small(self, request: Request) -> Response:
         self.asked.append(request.path)
