@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cloud_stub.coordinator import Coordinator
+from cloud_stub.policy_files import FORMS
 from cloud_stub.publishing import MAX_POLICY_BYTES, Published, Publisher, as_document, selects
 from cloud_stub.registry import DeviceRegistry, summary
 from links.port import Request, Response, Route
@@ -54,13 +55,12 @@ class AdminApi:
         ]
 
     async def _publish(self, request: Request) -> Response:
-        form = request.query.get("form", "toml")
-        if form not in ("toml", "json"):
-            raise BadRequest(f"form is {form[:16]!r}, not toml or json", field="form")
+        name = request.query.get("form", "toml")
+        form = next((one for one in FORMS if one == name), None)
+        if form is None:
+            raise BadRequest(f"form is {name[:16]!r}, not {', '.join(FORMS)}", field="form")
         async with self._one_at_a_time:
-            published = self._publisher.publish(
-                request.body, "toml" if form == "toml" else "json", request.query.get("note", "")
-            )
+            published = self._publisher.publish(request.body, form, request.query.get("note", ""))
         return self._sent(published)
 
     async def _rollback(self, request: Request) -> Response:

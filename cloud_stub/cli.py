@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from cloud_stub.admin_client import AdminClient
 from cloud_stub.config import CoordinatorConfig, add_flags, flags_of, load_config, local_environment
+from cloud_stub.policy_files import form_of, remarks
 from protocol.errors import ConfigError
 from protocol.held_folder import hold_folder
 
@@ -48,7 +49,9 @@ def policy(argv: list[str]) -> int:
     """Publish, show, list or roll back the fleet's policy, through the coordinator of this machine."""
     parser = argparse.ArgumentParser(prog="midstream policy", description="publish policy to the fleet")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    publish = verbs.add_parser("publish", help="check, sign and send a policy file (TOML or JSON)")
+    check = verbs.add_parser("check", help="check a policy or routing file; sends nothing, needs no coordinator")
+    check.add_argument("file", type=Path)
+    publish = verbs.add_parser("publish", help="check, sign and send a policy file (TOML, JSON or YAML)")
     publish.add_argument("file", type=Path)
     publish.add_argument("--note", default="", help="a word for the history")
     show = verbs.add_parser("show", help="the newest policy, or one version")
@@ -59,6 +62,9 @@ def policy(argv: list[str]) -> int:
     for verb in (publish, show, history, rollback):
         _add_state_flags(verb)
     options = parser.parse_args(argv)
+    if options.verb == "check":
+        print("\n".join(checked(options.file)))
+        return 0
     return asyncio.run(_policy(options))
 
 
@@ -196,7 +202,7 @@ def _mosquitto_conf(argv: list[str]) -> int:
 async def _policy(options: argparse.Namespace) -> int:
     client = _client(options)
     if options.verb == "publish":
-        form = "json" if options.file.suffix == ".json" else "toml"
+        form = form_of(options.file)
         found = await client.ask("POST", "/policy", _read(options.file), {"form": form, "note": options.note})
         _show(options, found, [sent_line(found)])
     elif options.verb == "rollback":
@@ -207,6 +213,17 @@ async def _policy(options: argparse.Namespace) -> int:
     else:
         await _history(client, options)
     return 0
+
+
+def checked(file: Path) -> list[str]:
+    """What `midstream policy check` says of a good file. Raises BadRequest that names the field of a bad one."""
+    from cloud_stub.publishing import compile_policy
+
+    policy = compile_policy(_read(file), form_of(file))
+    rules, fallback = policy.routing.rules, policy.routing.fallback
+    behind = f"to {fallback.upgrade_target} under {fallback.confidence_threshold:g}" if fallback.enable else "off"
+    lines = [f"{file}: good; {len(rules)} routing rule{'' if len(rules) == 1 else 's'}, fallback {behind}"]
+    return [*lines, *(f"note: {remark}" for remark in remarks(policy))]
 
 
 def sent_line(found: Mapping[str, Any]) -> str:

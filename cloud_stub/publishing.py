@@ -1,22 +1,22 @@
 """Policy from a file to signed documents: compile, number, sign, keep, choose per device, roll back.
 
-A policy file is TOML or JSON with the sections of protocol.policy, each optional; schema, fleet, epoch and version are
-set here. A device gets the newest document whose selector matches its labels.
+A policy file is TOML, JSON or YAML with the sections of protocol.policy, each optional; schema, fleet, epoch and
+version are set here. A device gets the newest document whose selector matches its labels.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve, frozen
 
 from cloud_stub.authority import Authority
+from cloud_stub.policy_files import Form, check_armed, parsed
 from cloud_stub.registry import DeviceRegistry, PublishedPolicy
 from protocol.acceptance import check_ranges
 from protocol.clock import WallClock
-from protocol.decode import decode, decode_listing, encode, load_json, plain
+from protocol.decode import decode, decode_listing, encode, plain
 from protocol.errors import BadRequest, NotFound, ProtocolError, TooLarge
 from protocol.policy import SCHEMA, Policy
 from protocol.signature import Envelope, sign
@@ -24,8 +24,6 @@ from protocol.signature import Envelope, sign
 MAX_POLICY_BYTES = 32 << 10
 DEFAULT_LIFE_S = 365 * 86_400.0
 SET_HERE = ("schema", "fleet", "epoch", "version")
-
-Form = Literal["toml", "json"]
 
 
 @frozen
@@ -120,7 +118,7 @@ def compile_policy(data: bytes, form: Form) -> Policy:
     """A whole, validated Policy from a file's content. Raises BadRequest with the field, or TooLarge."""
     if len(data) > MAX_POLICY_BYTES:
         raise TooLarge(f"the policy has {len(data)} bytes, at most {MAX_POLICY_BYTES} are taken")
-    raw = _parsed(data, form)
+    raw = parsed(data, form)
     for name in SET_HERE:
         if name in raw:
             raise BadRequest(
@@ -139,6 +137,7 @@ def compile_policy(data: bytes, form: Form) -> Policy:
         raise BadRequest(
             "split.codecs is empty", next_step="name at least one codec, such as raw", field="split.codecs"
         )
+    check_armed(policy)
     return policy
 
 
@@ -157,15 +156,3 @@ def as_document(published: Published) -> dict[str, Any]:
         "note": record.note,
         "policy": plain(published.policy),
     }
-
-
-def _parsed(data: bytes, form: Form) -> dict[str, Any]:
-    try:
-        raw = tomllib.loads(data.decode("utf-8")) if form == "toml" else load_json(data, what="the policy")
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-        raise BadRequest(f"the policy is not TOML: {err}", next_step="correct the line it names") from err
-    except ProtocolError as err:
-        raise BadRequest(err.message, next_step="correct the file", field=err.field) from err
-    if not isinstance(raw, dict):
-        raise BadRequest("the policy must be a table of sections")
-    return raw

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Protocol
 
 from attrs import evolve
@@ -26,6 +27,10 @@ FIRST_S = 0.05
 
 PERIOD_S = 1.0
 """While requests run; power that is told in watts is integrated over these steps too."""
+
+
+STATE_PERIOD_S = 10.0
+"""Battery and heat change slowly; only budgets of energy need them more often."""
 
 
 class Power(Protocol):
@@ -70,6 +75,9 @@ class Dispatcher:
         self._emit = emit
         self._timer: asyncio.TimerHandle | None = None
         self._begun: tuple[Reading, LocalWork] | None = None
+        self.state = PowerState()
+        """As it was seen last; routing looks at it."""
+        self._state_at_s = -inf
 
     def plan(
         self,
@@ -100,10 +108,13 @@ class Dispatcher:
 
     def refresh(self, busy: bool) -> None:
         """Take in what was seen. Energy is fitted between moments at which nothing ran: then all work is counted."""
-        policy = self._policy().dispatch
+        whole = self._policy()
+        policy, now_s = whole.dispatch, self._clock()
         state = PowerState()
-        if policy.budget_ratio < 1.0:
-            reading, state = self._power.sample(self._clock())
+        stale = whole.routing.dynamic.enable and now_s - self._state_at_s >= STATE_PERIOD_S
+        if policy.budget_ratio < 1.0 or stale:
+            reading, state = self._power.sample(now_s)
+            self.state, self._state_at_s = state, now_s
             if reading is not None and not busy:
                 self._fit(reading)
         for chosen in self.plans.refresh(self._views, policy, state):

@@ -80,6 +80,10 @@ class DoorLimits:
         if audit is not None:
             await asyncio.to_thread(audit.close)
 
+    def left_ratios(self, caller: Caller) -> Mapping[str, float]:
+        """Empty until limits are open."""
+        return {} if self._metered is None else self._metered.left_ratios(caller)
+
     async def reserve(self, caller: Caller, estimate: Estimate) -> Reservation:
         """As gateway.ports.Limits has it. Raises LedgerError where there are limits and no disk to count them on."""
         if not self._opened.is_set():

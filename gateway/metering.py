@@ -42,6 +42,8 @@ class _Entry:
     fetching: asyncio.Task[None] | None = None
     leasing: asyncio.Lock = field(factory=asyncio.Lock)
     alerted: set[tuple[str, int, float]] = field(factory=set)
+    spent: dict[str, tuple[int, float]] = field(factory=dict)
+    """Window -> its slot, and the share of the budget that was spent in it when bills were last written."""
 
 
 class MeteredLimits:
@@ -116,6 +118,16 @@ class MeteredLimits:
     def reserved(self, tenant: str) -> Mapping[str, int]:
         """Units that running requests hold, by dimension and `places`."""
         return self._entry(tenant).account.reserved
+
+    def left_ratios(self, caller: Caller) -> Mapping[str, float]:
+        """Share of each budget that is left, by `day` and `month`, of those that something was charged to."""
+        entry, unix_s = self._entry(caller.tenant), self._wall().unix_s
+        meters = {block.meter.dimension: block.meter for block in entry.account.blocks}
+        return {
+            window: max(0.0, 1.0 - ratio) if meters[window].slot(unix_s) == slot else 1.0
+            for window, (slot, ratio) in entry.spent.items()
+            if window in meters
+        }
 
     def headers(self, account: Account) -> dict[str, str]:
         """x-ratelimit-*, as OpenAI names them, of the limits that the tenant has."""
@@ -244,6 +256,8 @@ class MeteredLimits:
         }
         for block in entry.account.blocks:
             window = block.meter.dimension
+            if window in MONEY:
+                entry.spent[window] = block.meter.slot(unix_s), spent[window] / max(1, block.meter.cap)
             for ratio in tenant.alert_ratios if window in MONEY else ():
                 key = window, block.meter.slot(unix_s), ratio
                 if key not in entry.alerted and spent[window] >= ratio * block.meter.cap:

@@ -17,7 +17,7 @@ from gateway.embedding import EmbeddingRun
 from gateway.ending import Ending
 from gateway.flights import Flights
 from gateway.kept import KeptAnswer
-from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Findings, Reservation, Routed
+from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Findings, Reservation, Routed, Signals
 from gateway.relay_plan import Relay, RelayPorts, Running, relay_of
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.spending import Spending, most_money, prompt_size
@@ -104,7 +104,7 @@ class TextWay:
         chat = evolve(redaction.chat if redaction else chat, model=routed.model)
         key = CacheKey(caller.tenant, chat, bool(findings.spans))
         kept = await ports.cache.find(key)
-        plan = dispatch.NO_PLAN if kept else self._plan(chat, targets, routed.constraints, policy)
+        plan = dispatch.NO_PLAN if kept else self._plan(chat, targets, routed, policy)
         compressed = await self._compressed(caller, chat, plan, targets)
         context = self._context(routed, caller, policy)
         spending.size = prompt_size(compressed.chat)
@@ -156,7 +156,7 @@ class TextWay:
         reservation = (await self._reserved(chat, caller)).reservation
         try:
             findings, routed, targets = await self._decided(chat, caller, policy, reservation)
-            plan = self._plan(evolve(chat, model=routed.model), targets, routed.constraints, policy)
+            plan = self._plan(evolve(chat, model=routed.model), targets, routed, policy)
             return Decision(findings, routed, plan, {target.name: target.local for target in targets}, reservation)
         finally:
             await reservation.release()
@@ -228,6 +228,16 @@ class TextWay:
         """What may be known of the targets that have `model`."""
         now_s = self.ports.clock()
         return [self.board.view(target, model, now_s) for target in self.offered() if model in target.models]
+
+    def signals(self, caller: Caller) -> Signals:
+        """What moves routing: the caller's budgets, battery and heat."""
+        left, state = self.ports.limits.left_ratios(caller), self.dispatcher.state
+        return Signals(
+            left.get("day"),
+            left.get("month"),
+            state.charge if state.power == "battery" else None,
+            state.headroom_k is not None and state.headroom_k <= 0,
+        )
 
     def offered(self) -> Sequence[Target]:
         """What can answer now, with the policy's prices and without models that it lets nobody stand in for."""
@@ -304,18 +314,18 @@ class TextWay:
         return f"available: {', '.join(known[:MAX_NAMED_MODELS])}{more}"
 
     def _plan(
-        self, chat: ChatRequest, targets: Sequence[Target], constraints: Constraints, policy: Policy
+        self, chat: ChatRequest, targets: Sequence[Target], routed: Routed, policy: Policy
     ) -> dispatch.DispatchPlan:
-        now_s = self.ports.clock()
+        now_s, start = self.ports.clock(), routed.start or policy.dispatch.start
         views = [self.board.view(target, chat.model, now_s) for target in targets]
         prompt_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN
         return self.dispatcher.plan(
             chat.model,
             prompt_tokens,
             views,
-            constraints,
+            routed.constraints,
             self.ports.draw(),
-            policy.dispatch,
+            policy.dispatch if start == policy.dispatch.start else evolve(policy.dispatch, start=start),
             policy.migration.stall_s,
         )
 

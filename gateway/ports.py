@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from gateway.context import LOCAL, Caller, Constraints, constraints_of
 from gateway.targets import TargetView
 from protocol.chat import ChatRequest
-from protocol.errors import NotAllowed, NotFound
+from protocol.errors import NotAllowed
 from protocol.policy import Policy
 from protocol.policy_privacy import Kind
 from protocol.text import FinishReason, Message, Usage
@@ -93,6 +93,24 @@ class Limits(Protocol):
         """Raises RateLimited or BudgetExceeded."""
         ...
 
+    def left_ratios(self, caller: Caller) -> Mapping[str, float]:
+        """Share of the caller's budgets that is left, by `day` and `month`, as far as known."""
+        ...
+
+
+@frozen
+class Signals:
+    """What a house knows beside its targets; None: unknown.
+
+    day_left_ratio, month_left_ratio: share of the caller's budget that is left (0 to 1).
+    battery_ratio: charge of a device that runs on battery; None on mains. hot: it is throttled.
+    """
+
+    day_left_ratio: float | None = None
+    month_left_ratio: float | None = None
+    battery_ratio: float | None = None
+    hot: bool = False
+
 
 @frozen
 class Span:
@@ -153,17 +171,26 @@ class Privacy(Protocol):
     def redact(self, chat: ChatRequest, findings: Findings) -> Redaction: ...
 
 
-Level = Literal["rules", "heuristic", "dynamic", "named"]
+Level = Literal["rules", "heuristic", "dynamic", "named", "plugin"]
 
 
 @frozen
 class Routed:
-    """Where a request may go, as which model, and which level of routing said so."""
+    """Where a request may go, as which model, and which level of routing said so.
+
+    start: the side that answers first where both may; None: as policy.dispatch has it. other_model: what the other side
+    would answer with, for a fallback. hard: the device's answer alone is not enough while the cloud can be asked.
+    """
 
     constraints: Constraints
     model: str
     reason: str
     level: Level = "named"
+    start: Literal["device", "cloud"] | None = None
+    other_model: str | None = None
+    intent: str | None = None
+    complexity: float | None = None
+    hard: bool = False
 
 
 class Offer(Protocol):
@@ -175,6 +202,10 @@ class Offer(Protocol):
 
     def views(self, model: str) -> Sequence[TargetView]:
         """What may be known of the targets that have `model`."""
+        ...
+
+    def signals(self, caller: Caller) -> Signals:
+        """Budgets and the state of this machine."""
         ...
 
 
@@ -306,22 +337,8 @@ class NoLimits:
     async def reserve(self, caller: Caller, estimate: Estimate) -> Reservation:
         return _FREE
 
-
-class NamedRouter:
-    """The model that was named; `auto` takes the first model of a local target, else the first there is."""
-
-    def route(
-        self, chat: ChatRequest, caller: Caller, findings: Findings, offer: Offer, policy: Policy, draw: float
-    ) -> Routed:
-        constraints = constrained(policy, findings)
-        if chat.model != AUTO:
-            check_model(caller, chat.model)
-            return Routed(constraints, chat.model, "named by the client", "named")
-        for model in offer.models():
-            allowed = caller.models is None or model in caller.models
-            if allowed and any(constraints.allows(view.name, view.local) for view in offer.views(model)):
-                return Routed(constraints, model, "the first model there is", "rules")
-        raise NotFound("no model is here to choose from", next_step="pull a model, or name one", field="model")
+    def left_ratios(self, caller: Caller) -> Mapping[str, float]:
+        return {}
 
 
 def constrained(policy: Policy, findings: Findings) -> Constraints:

@@ -16,7 +16,6 @@ from gateway.ports import (
     Conversations,
     KeyRing,
     Limits,
-    NamedRouter,
     NoAudit,
     NoCache,
     NoConversations,
@@ -26,6 +25,7 @@ from gateway.ports import (
     Router,
 )
 from gateway.privacy import PrivacyGuard
+from gateway.routing import PolicyRouter
 from gateway.targets import Target
 from protocol.clock import Clock, WallClock, wall_now
 from protocol.events import Emit, ignore
@@ -84,7 +84,7 @@ class GatewayPorts:
     keys: KeyRing = field(factory=OpenKeys)
     limits: Limits = field(factory=NoLimits)
     privacy: Privacy = field(factory=PrivacyGuard)
-    router: Router = field(factory=NamedRouter)
+    router: Router = field(factory=PolicyRouter)
     cache: AnswerCache = field(factory=NoCache)
     conversations: Conversations = field(factory=NoConversations)
     audit: Audit = field(factory=NoAudit)

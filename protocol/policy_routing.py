@@ -16,7 +16,7 @@ from protocol.errors import ProtocolError
 ComplexityBand = Literal["low", "medium", "high"]
 
 EDGE_NAMES = frozenset({"edge", "device", "local"})
-"""Words of a rule's `target` that mean this device."""
+"""Words of a rule's `target` that mean this machine."""
 
 CLOUD_NAMES = frozenset({"cloud", "remote"})
 """Words that mean any target that is not on this device. Every other word is the name of one target."""
@@ -120,7 +120,7 @@ class IntentRouting:
 class RoutingPolicy:
     """Which sides may answer text, and which one is asked first.
 
-    targets: what may answer at all: names of targets, `device` for all on this device, `cloud` for all others.
+    targets: what may answer at all: names of targets; `cloud` stands for every `cloud:PROVIDER` too.
     rules: the first that matches decides. cloud_threshold: from this complexity (0-1) on the cloud answers.
     low_below: complexity under this is `low`. models: the model that `auto` means, by `edge` and `cloud`.
     plugins: entry points of the group `midstream.routers` that may decide, asked in this order before the rules, each
@@ -170,7 +170,9 @@ def may_answer(routing: RoutingPolicy, target: str) -> bool:
     """Whether `routing.targets` lets this target (or side) answer."""
     if is_cloud(target):
         return any(not is_edge(name) for name in routing.targets)
-    return target in routing.targets or (is_edge(target) and any(is_edge(name) for name in routing.targets))
+    if is_edge(target):
+        return any(is_edge(name) for name in routing.targets)
+    return target in routing.targets or target.partition(":")[0] in routing.targets
 
 
 def check_routing(routing: RoutingPolicy) -> None:

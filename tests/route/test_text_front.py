@@ -426,6 +426,9 @@ class Counting:
             raise self._refusal
         return Held(self.log)
 
+    def left_ratios(self, caller: Caller) -> dict[str, float]:
+        return {}
+
 
 async def test_a_stranger_gets_401_in_the_form_of_each_api() -> None:
     async with door(says("x"), keys=Keys()) as client:

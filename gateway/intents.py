@@ -1,0 +1,102 @@
+"""Which intent a prompt has: a linear model over hashed words, small enough for the path of every request. Pure.
+
+The model file is made by `python -m benchmarks.train_intents`. Its id names it: a threshold holds for one id only.
+
+The weights of all intents for a feature are packed into one integer, a lane of bits each, so that one addition adds
+them all: a prompt is classified by one sum over its features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from attrs import field, frozen
+
+from gateway.prompt_features import Features
+from protocol.errors import ConfigError
+
+MODEL_FILE = Path(__file__).with_name("intents.bin")
+
+MAGIC = b"midstream-intents-1\n"
+
+LANE_BITS = 20
+"""Room for 4096 weights of eight bits."""
+
+OFFSET = 128
+"""Added to each weight, so that lanes never borrow; all lanes get the same, so that differences stay."""
+
+_LANE = (1 << LANE_BITS) - 1
+
+
+@frozen
+class Intent:
+    """The likeliest intent, and its probability."""
+
+    name: str
+    probability: float
+
+
+@frozen
+class IntentModel:
+    """names: of the intents. packed: weights by feature. scale: logits per unit of weight. threshold: the least
+    probability that was right often enough where it was fitted. id: of names and weights."""
+
+    names: tuple[str, ...]
+    packed: Mapping[int, int] = field(repr=False)
+    scale: float
+    threshold: float
+    id: str
+
+    def classify(self, features: Features) -> Intent:
+        """One sum over the features, then a softmax over the lanes; texts of any length have logits of one size."""
+        total = sum(filter(None, map(self.packed.get, features.hashes)))
+        lanes = [(total >> shift) & _LANE for shift in self._shifts]
+        best = max(lanes)
+        unit = self.scale / math.sqrt(features.tokens or 1)
+        likely = sum([math.exp(unit * (lane - best)) for lane in lanes])
+        return Intent(self.names[lanes.index(best)], 1.0 / likely)
+
+    @property
+    def _shifts(self) -> range:
+        return range(0, LANE_BITS * len(self.names), LANE_BITS)
+
+
+def write(names: Sequence[str], weights: Mapping[int, Sequence[int]], scale: float, threshold: float) -> bytes:
+    """The model file. weights: for each feature's hash one of -127..127 per intent."""
+    head = json.dumps({"names": list(names), "scale": scale, "threshold": threshold, "features": len(weights)})
+    order = sorted(weights)
+    hashes = struct.pack(f"<{len(order)}I", *order)
+    return MAGIC + head.encode() + b"\n" + hashes + b"".join(struct.pack(f"{len(names)}b", *weights[h]) for h in order)
+
+
+def read(data: bytes) -> IntentModel:
+    """Raises ConfigError when `data` is no model file."""
+    try:
+        if not data.startswith(MAGIC):
+            raise ValueError("another form")
+        end = data.index(b"\n", len(MAGIC))
+        head = json.loads(data[len(MAGIC) : end])
+        names, count = tuple(head["names"]), int(head["features"])
+        hashes = struct.unpack_from(f"<{count}I", data, end + 1)
+        rows = struct.iter_unpack(f"{len(names)}b", data[end + 1 + 4 * count :])
+        packed = {key: _pack(row) for key, row in zip(hashes, rows, strict=True)}
+        body = hashlib.sha256("\n".join(names).encode() + data[end:]).hexdigest()
+        return IntentModel(names, packed, float(head["scale"]), float(head["threshold"]), f"words-{body[:12]}")
+    except (ValueError, KeyError, TypeError, struct.error) as err:
+        raise ConfigError(f"the intent model cannot be read: {err}", next_step="install midstream again") from err
+
+
+@cache
+def default_model() -> IntentModel:
+    """The model that comes with the package. Raises ConfigError."""
+    return read(MODEL_FILE.read_bytes())
+
+
+def _pack(row: Sequence[int]) -> int:
+    return sum((weight + OFFSET) << (LANE_BITS * lane) for lane, weight in enumerate(row))

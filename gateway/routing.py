@@ -1,0 +1,217 @@
+"""Which side answers a request, in three levels: rules, complexity, and what moves the threshold between the sides.
+
+`decide` is the pure part; `PolicyRouter` looks up what it needs: the prompt's features, the sides, the house's signals.
+A model that was named stays; everything here is for `model: "auto"`. A route is a preference: both sides stay allowed
+for fallbacks and migration, unless a rule is strict. Privacy and the policy's targets have drawn the line before.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from gateway import complexity
+from gateway.context import Caller, Constraints
+from gateway.dynamic_routing import Threshold, threshold
+from gateway.intents import IntentModel, default_model
+from gateway.ports import AUTO, Findings, Level, Offer, Routed, check_model, constrained
+from gateway.prompt_features import features
+from gateway.route_plugins import Asked, Plugins, Suggestion
+from gateway.route_rules import Facts, band_of, first_match
+from gateway.route_sides import Side, Sides, side_of_target, sides
+from protocol.chat import ChatRequest
+from protocol.errors import NotFound
+from protocol.policy import Policy
+from protocol.policy_routing import IntentRouting, RouteRule, RoutingPolicy, is_edge, unarmed
+
+TOKENS_PER_CHARACTER = {"en": 0.25, "zh": 0.7}
+"""Rough, to tell short prompts from long ones before anything was tokenised."""
+
+
+@frozen
+class Verdict:
+    """What a level of routing said. side: who answers first."""
+
+    side: Side
+    level: Level
+    reason: str
+    strict: bool = False
+
+
+def decide(facts: Facts, both: Sides, routing: RoutingPolicy, moved: Threshold) -> Verdict:
+    """Levels 2 and 3: complexity against the threshold. Needs one side at least.
+
+    A hard prompt goes to the cloud whatever moved the threshold: the device answers it only when nothing else may.
+    """
+    edge, cloud = both.edge, both.cloud
+    if edge is None or cloud is None:
+        only = edge or cloud
+        assert only is not None, "routing begins with a side"
+        return Verdict(only, "rules", "the only side that may answer")
+    if facts.hard and cloud.up:
+        return Verdict(cloud, "heuristic", "a hard question, short or not")
+    there = facts.complexity >= moved.value
+    level: Level = "dynamic" if there != (facts.complexity >= routing.cloud_threshold) else "heuristic"
+    reason = f"complexity {facts.complexity:.2f} {'reaches' if there else 'is below'} {moved.value:.2f}"
+    if moved.reasons:
+        reason = f"{reason} ({'; '.join(moved.reasons)})"
+    return Verdict(cloud if there else edge, level, reason)
+
+
+class PolicyRouter:
+    """The gateway's Router.
+
+    model: tells intents; the package's own by default, read when the first request has to be routed.
+    """
+
+    def __init__(
+        self,
+        model: IntentModel | None = None,
+        plugins: Plugins | None = None,
+    ) -> None:
+        self._given = model
+        self._plugins = Plugins() if plugins is None else plugins
+
+    def route(
+        self, chat: ChatRequest, caller: Caller, findings: Findings, offer: Offer, policy: Policy, draw: float
+    ) -> Routed:
+        """Raises NotFound when there is nothing to choose from, NotAllowed for a model that the key may not name."""
+        constraints = constrained(policy, findings)
+        if chat.model != AUTO:
+            check_model(caller, chat.model)
+            return Routed(constraints, chat.model, "named by the client", "named")
+        both = sides(offer, policy.routing, caller, constraints)
+        if both.edge is None and both.cloud is None:
+            raise NotFound("no model is here to choose from", next_step="pull a model, or name one", field="model")
+        facts = self.facts(chat, caller, policy.routing)
+        verdict = self._ruled(chat, caller, facts, both, offer, constraints, policy)
+        if verdict is None:
+            verdict = decide(facts, both, policy.routing, _threshold(facts, both, offer, caller, policy.routing))
+        return _routed(verdict, facts, both, constraints)
+
+    def facts(self, chat: ChatRequest, caller: Caller, routing: RoutingPolicy) -> Facts:
+        """What is known of a request: by its size, its last turn, and what the client says of it."""
+        text, characters, turns = _read(chat)
+        seen = features(text)
+        language = "zh" if seen.chinese else "en"
+        tokens = int(characters * TOKENS_PER_CHARACTER[language])
+        estimate = complexity.estimate(seen, tokens, turns, len(chat.tools))
+        intent = caller.intent
+        if intent is None:
+            likely = self._model.classify(seen)
+            intent = likely.name if likely.probability >= believed_from(routing.intent, self._model) else None
+        return Facts(
+            prompt_tokens=tokens,
+            complexity=estimate.complexity,
+            band=band_of(estimate.complexity, routing),
+            hard=estimate.hard,
+            intent=intent,
+            language="zh" if seen.chinese else "en",
+            tenant=caller.tenant,
+            tools=bool(chat.tools),
+            labels=caller.labels,
+        )
+
+    @property
+    def _model(self) -> IntentModel:
+        return self._given or default_model()
+
+    def close(self) -> None:
+        """End the plugins' threads."""
+        self._plugins.close()
+
+    def _ruled(
+        self,
+        chat: ChatRequest,
+        caller: Caller,
+        facts: Facts,
+        both: Sides,
+        offer: Offer,
+        constraints: Constraints,
+        policy: Policy,
+    ) -> Verdict | None:
+        """Plugins, then level 1. A rule whose target cannot answer now says nothing."""
+        routing = policy.routing
+        wishes: list[tuple[RouteRule, Level, str]] = []
+        if routing.plugins:
+            asked = Asked(chat, caller, facts)
+            for name, found in self._plugins.suggestions(routing.plugins, asked, routing.plugin_deadline_s):
+                wishes.append((_as_rule(found), "plugin", f"plugin {name}: {found.reason or found.target}"))
+        at = first_match(routing.rules, facts)
+        if at is not None:
+            wishes.append((routing.rules[at], "rules", f"rule {at + 1}: {routing.rules[at].target}"))
+        for rule, level, reason in wishes:
+            if is_edge(rule.target) and not _edge_may(facts, both, policy):
+                continue
+            side = side_of_rule(rule, both, offer, routing, caller, constraints)
+            if side is not None and (side.up or rule.strict):
+                return Verdict(side, level, reason, rule.strict)
+        return None
+
+
+def believed_from(policy: IntentRouting, model: IntentModel) -> float:
+    """The least probability at which an intent counts: the policy's, if it was chosen for this very model."""
+    if policy.threshold is not None and policy.encoder == model.id:
+        return policy.threshold
+    return model.threshold
+
+
+def _threshold(facts: Facts, both: Sides, offer: Offer, caller: Caller, routing: RoutingPolicy) -> Threshold:
+    if both.edge is None or both.cloud is None:
+        return Threshold(routing.cloud_threshold)
+    here, there, signals = both.edge.views, both.cloud.views, offer.signals(caller)
+    return threshold(routing.cloud_threshold, routing.dynamic, signals, here, there, facts.prompt_tokens)
+
+
+def side_of_rule(
+    rule: RouteRule, both: Sides, offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints
+) -> Side | None:
+    """Who answers a rule; the sides as they were found serve for `edge` and `cloud` without a model."""
+    if rule.model is None and is_edge(rule.target):
+        return both.edge
+    if rule.model is None and rule.target.lower() == "cloud":
+        return both.cloud
+    return side_of_target(rule.target, rule.model, offer, routing, caller, constraints)
+
+
+def _edge_may(facts: Facts, both: Sides, policy: Policy) -> bool:
+    """An edge route counts with its fallback armed, and never for a hard prompt that the cloud could take."""
+    if both.cloud is None:
+        return True
+    return unarmed(policy.routing, policy.privacy.local_only) is None and not (facts.hard and both.cloud.up)
+
+
+def _as_rule(found: Suggestion) -> RouteRule:
+    return RouteRule(found.target, model=found.model)
+
+
+def _routed(verdict: Verdict, facts: Facts, both: Sides, constraints: Constraints) -> Routed:
+    side = verdict.side
+    if verdict.strict:
+        names = frozenset(view.name for view in side.views)
+        constraints = evolve(constraints, targets=names, reason=verdict.reason)
+    other = both.of("cloud" if side.start == "device" else "device")
+    return Routed(
+        constraints,
+        side.model,
+        verdict.reason,
+        verdict.level,
+        start=side.start,
+        other_model=None if other is None or verdict.strict else other.model,
+        intent=facts.intent,
+        complexity=facts.complexity,
+        hard=facts.hard,
+    )
+
+
+def _read(chat: ChatRequest) -> tuple[str, int, int]:
+    """(the user's last turn, characters of the whole prompt, turns of the user); token ids have no text."""
+    if isinstance(chat.prompt, str):
+        return chat.prompt, len(chat.prompt), 1
+    text, characters, turns = "", 0, 0
+    for message in chat.prompt:
+        if isinstance(message, int):
+            return "", 4 * len(chat.prompt), 1
+        characters += len(message.content)
+        if message.role == "user":
+            text, turns = message.content, turns + 1
+    return text, characters, max(1, turns)
