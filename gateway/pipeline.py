@@ -293,12 +293,11 @@ class TextWay:
 
     async def abilities(self, model: str) -> tuple[int, tuple[str, ...]]:
         """The largest context of the targets that have `model`, in tokens, and what they can do, in Ollama's words."""
-        context_tokens, found = 0, set[str]()
+        context_tokens, found = 0, {"completion", "tools"}
         for target in self.able(model, constraints_of(self.ports.policy())):
             can = await self.board.capabilities(target, model)
             context_tokens = max(context_tokens, can.context_tokens)
-            found |= {"embedding"} if can.embeds else {"completion", "tools"}
-            found |= {"vision"} if can.images else set()
+            found |= ({"embedding"} if can.embeds else set()) | ({"vision"} if can.images else set())
         return context_tokens, tuple(sorted(found))
 
     def check_loading(self, model: str) -> None:
