@@ -2,9 +2,9 @@
 
 A request reserves the most it may take of every limit at once, or of none. It is charged what it did take when it ends.
 Units come from blocks that were drawn from the ledger ahead of need; what is missing is said, not fetched here.
-A block of a stretch of time is good within that stretch only; what is left of it goes back.
+A block of a stretch of time is good for that stretch and the next; what is left of it then goes back.
 
-    requests a second   slots of 0.25 s, 4 of them          tokens a minute   slots of 2 s, 31 of them: any 60 s
+    requests a second   slots of 0.25 s, 4 of them          tokens a minute   slots of 2 s, 32 of them: any 60 s
     requests at once    places leased for some seconds       money             the day and the month, UTC
 """
 
@@ -22,7 +22,7 @@ from gateway.quotas import Quota, Tenant, nano_usd
 MONEY: frozenset[str] = frozenset({"day", "month"})
 REQUEST_SLOT_S = 0.25
 TOKEN_SLOT_S = 2.0
-TOKEN_SPAN = 31
+TOKEN_SPAN = 32
 
 BLOCK_PARTS = {"requests": 8, "tokens": 8, "day": 50, "month": 200}
 """A block is this part of its limit: the most that a crash forfeits, beside what running requests hold."""
@@ -123,6 +123,10 @@ class Block:
     room: int | None = None
     dry_until_s: float = 0.0
     held: int = 0
+
+    def good_at(self, slot: int) -> bool:
+        """Whether what is left may be used in `slot`: a block of a stretch of time also in the one after it."""
+        return slot == self.slot or (bool(self.meter.slot_s) and slot == self.slot + 1)
 
     def amount(self, need: Need) -> int:
         dimension = self.meter.dimension
@@ -242,8 +246,10 @@ class Account:
         return Held(tuple(parts))
 
     def _short(self, block: Block, amount: int, at: Moment) -> Draw | Refusal | None:
-        meter = block.meter
-        self._turn(block, meter.slot(at.unix_s))
+        meter, slot = block.meter, block.meter.slot(at.unix_s)
+        if block.left >= amount and block.good_at(slot):
+            return None
+        self._turn(block, slot)
         if block.left >= amount:
             return None
         if amount > meter.cap:
@@ -335,7 +341,9 @@ class Account:
     def surplus(self, at: Moment) -> list[Change]:
         """What the ledger is to be told: corrections, and units above a block that are not needed here."""
         for block in self.blocks:
-            self._turn(block, block.meter.slot(at.unix_s))
+            slot = block.meter.slot(at.unix_s)
+            if not block.good_at(slot):
+                self._turn(block, slot)
             idle = at.clock_s - self.used_s > IDLE_S
             keep = 0 if idle else block.meter.cap // BLOCK_PARTS[block.meter.dimension]
             if block.left > keep:

@@ -137,7 +137,7 @@ class MeteredLimits:
             meter = block.meter
             if meter.dimension in MONEY:
                 continue
-            left = block.left + (block.room or 0) if meter.slot(now.unix_s) == block.slot else meter.cap
+            left = block.left + (block.room or 0) if block.good_at(meter.slot(now.unix_s)) else meter.cap
             found[f"x-ratelimit-limit-{meter.dimension}"] = str(meter.cap)
             found[f"x-ratelimit-remaining-{meter.dimension}"] = str(max(0, left))
             found[f"x-ratelimit-reset-{meter.dimension}"] = f"{meter.reset_s(now.unix_s):.2f}s"

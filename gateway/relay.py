@@ -70,7 +70,7 @@ async def _asked(run: _Run, target: Target) -> tuple[bytes, bool]:
     sampling, stop = relay.request.sampling, answer.request.stop
 
     async def ask() -> bytes:
-        await run.pay(target)
+        await run.pay(target, whole=True)
         return await engine.relayed(relay.request, stop, run.rest_s())
 
     if sampling.temperature > 0 and sampling.seed is None:
@@ -205,11 +205,12 @@ class _Run:
         self._ttft_s = self.answer.clock() - self._begun_s
         self.relay.ports.board.started(target, self.answer.context.model, self._ttft_s, 0)
 
-    async def pay(self, target: Target) -> None:
+    async def pay(self, target: Target, *, whole: bool = False) -> None:
         """Before each attempt. Raises BudgetExceeded."""
         self._charge = None
         if costs(target):
             self._charge = await self.answer.ending.spending.begin(target, 0, self.relay.request.sampling.max_tokens)
+            self._charge.whole = whole
 
     def failed(self, target: Target, err: MidstreamError) -> None:
         """`target` gave an error. It is left alone for a while, unless the fault was the request's."""
@@ -227,6 +228,7 @@ class _Run:
             # A count that came before the end is not the whole one.
             self._charge.usage = delta.usage if delta.finish is not None else None
             self._charge.tokens = len(self._pieces)
+            self._charge.made_bytes = sum(len(piece.encode("utf-8", "replace")) for piece in self._pieces)
 
     def headers(self) -> dict[str, str]:
         """Of the response; the target is known once it spoke."""

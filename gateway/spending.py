@@ -65,13 +65,18 @@ def most_money(chat: ChatRequest, prompt: PromptSize, targets: Sequence[Target])
 
 @define(eq=False)
 class Charge:
-    """One attempt. asked: the upstream may have begun; ended: it said by itself that it was done."""
+    """One attempt. asked: the upstream may have begun; ended: it said by itself that it was done.
+
+    tokens, made_bytes: what came of the answer. whole: it comes in one body, so nothing is known of it before its end.
+    """
 
     target: Target
     prefix_tokens: int
     answer_tokens: int
     size: PromptSize
     tokens: int = 0
+    made_bytes: int = 0
+    whole: bool = False
     asked: bool = True
     ended: bool = False
     usage: Usage | None = None
@@ -94,8 +99,11 @@ class Charge:
         """The most that it can have taken, by what is known now."""
         if self.usage is not None or not self.asked:
             return self.known
-        slack = 0 if self.ended else CUT_SLACK_TOKENS
-        made = min(self.answer_tokens, self.tokens + slack)
+        made = self.answer_tokens
+        if self.ended or not self.whole:
+            # What came as one piece may have been a token a byte.
+            slack = 0 if self.ended else CUT_SLACK_TOKENS
+            made = min(made, max(self.tokens, self.made_bytes) + slack)
         return max(self.known, self._money(self.size.most_tokens + self.prefix_tokens, made))
 
     def _money(self, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0) -> float:
@@ -227,6 +235,7 @@ class PaidContinuation:
         try:
             async for token in tokens:
                 charge.tokens += bool(token.data) or token.finish is None
+                charge.made_bytes += len(token.data)
                 last = await self._last_word(tokens) if self._is_last(token) else None
                 if token.finish is not None or (last is not None and last.finish is not None):
                     charge.ended = True
