@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-from attrs import define, field
+from attrs import define, field, frozen
+
+
+@frozen
+class Sent:
+    """A request on the wire and what a right answer has in it."""
+
+    data: bytes
+    wanted: bytes
 
 
 @define
@@ -25,22 +33,21 @@ class Outcome:
         return len(self.seconds) / self.span_s if self.span_s > 0 else 0.0
 
 
-def request_bytes(path: str, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> bytes:
+def request_bytes(port: int, path: str, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
     """A POST as it goes on the wire."""
-    lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1:{port}", "content-type: application/json"]
+    lines = [f"POST {path} HTTP/1.1", f"host: 127.0.0.1:{port}", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers]
     lines.append(f"content-length: {len(body)}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection: `ask` sends and waits for the whole answer."""
+    """One keep-alive connection: `ask` sends and waits for the whole answer. pieces_s: when data with events came."""
 
     def __init__(self) -> None:
         self._transport: Any = None
         self._waiter: asyncio.Future[bytes] | None = None
         self._buffer = b""
-        self.first_byte_s = 0.0
         self.pieces_s: list[float] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -51,11 +58,8 @@ class Connection(asyncio.Protocol):
             self._waiter.set_exception(exc or ConnectionResetError("closed"))
 
     def data_received(self, data: bytes) -> None:
-        now_s = time.monotonic()
-        if not self._buffer:
-            self.first_byte_s = now_s
         if b"data: {" in data:
-            self.pieces_s.append(now_s)
+            self.pieces_s.append(time.monotonic())
         self._buffer = self._buffer + data if self._buffer else data
         if self._waiter is not None and not self._waiter.done() and _complete(self._buffer):
             self._waiter.set_result(self._buffer)
@@ -70,6 +74,8 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Hang up without a goodbye."""
+        if self._waiter is not None:
+            self._waiter.cancel()
         self._transport.abort()
 
     def close(self) -> None:
@@ -94,25 +100,33 @@ async def connect(port: int, host: str = "127.0.0.1") -> Connection:
     return connection
 
 
-async def closed_loop(port: int, requests: Sequence[bytes], wanted: Sequence[bytes], concurrency: int) -> Outcome:
-    """Send all requests over `concurrency` connections, each with one request under way; `wanted` must be in the
-    answer, which must have status 200."""
+async def closed_loop(
+    port: int, make: Callable[[], Sent], concurrency: int, *, seconds: float, most: int = 1 << 30
+) -> Outcome:
+    """One request after the other on each of `concurrency` connections, for `seconds` or `most` requests in all.
+
+    Only an answer with status 200 and the wanted text counts.
+    """
     outcome = Outcome()
-    numbers = iter(range(len(requests)))
     connections = [await connect(port) for _ in range(concurrency)]
+    began_s = time.perf_counter()
+    asked = 0
 
     async def work(connection: Connection) -> None:
-        for number in numbers:
-            began_s = time.perf_counter()
+        nonlocal asked
+        while asked < most and time.perf_counter() - began_s < seconds:
+            asked += 1
+            sent = make()
+            sent_s = time.perf_counter()
             try:
-                answer = await connection.ask(requests[number])
+                answer = await connection.ask(sent.data)
             except OSError:
                 outcome.wrong += 1
                 connection = await connect(port)
                 continue
-            seconds = time.perf_counter() - began_s
-            if answer.startswith(b"HTTP/1.1 200") and wanted[number] in answer:
-                outcome.seconds.append(seconds)
+            took_s = time.perf_counter() - sent_s
+            if answer.startswith(b"HTTP/1.1 200") and sent.wanted in answer:
+                outcome.seconds.append(took_s)
             else:
                 outcome.wrong += 1
                 outcome.example = answer[:400]
@@ -121,7 +135,6 @@ async def closed_loop(port: int, requests: Sequence[bytes], wanted: Sequence[byt
                 connection = await connect(port)
         connection.close()
 
-    began_s = time.perf_counter()
     await asyncio.gather(*(work(connection) for connection in connections))
     outcome.span_s = time.perf_counter() - began_s
     return outcome
