@@ -2,8 +2,8 @@
 
 `python -m benchmarks.gateway --json F [--quick] [--peers DIR]`: all of them, and the upstream asked directly, take
 turns in one run against one fake upstream; each gateway has one worker on core 0, upstream and clients share core 1.
-Only answers that are right count. Ours runs with keys, limits in four dimensions over SQLite, routing, privacy, metrics and
-audit on, the cache off.
+Only answers that are right count. Ours runs with keys, limits in four dimensions over SQLite, routing, privacy,
+metrics and audit on, the cache off.
 
 Keys (ours at the top level, each peer's under its name): p50_added_ms, p99_added_ms (one client, over the direct way in
 the same round), rps (64 clients), stream_added_ttft_ms (16 streams of 64 tokens at 100 tokens/s, first token over the

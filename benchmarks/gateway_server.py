@@ -29,7 +29,7 @@ from gateway.settings import GatewaySettings
 from gateway.sqlite_ledger import SqliteLedger
 from gateway.tenancy import Tenancy
 from gateway.tenant_store import SqliteTenants
-from links.http import HttpLink
+from links.http_lean import LeanHttpLink
 from links.http_server import ServerLimits, serve
 from protocol.clock import wall_now
 from protocol.events import Emit
@@ -45,8 +45,8 @@ QUOTA = Quota(
 PRICE = {"usd_per_million_prompt_tokens": 0.15, "usd_per_million_completion_tokens": 0.6}
 
 
-def _link(settings: ProviderSettings) -> HttpLink:
-    return HttpLink(settings.name, settings.base_url, connect_s=settings.connect_s, connections=CONNECTIONS)
+def _link(settings: ProviderSettings) -> LeanHttpLink:
+    return LeanHttpLink(settings.name, settings.base_url, connect_s=settings.connect_s, connections=CONNECTIONS)
 
 
 def _providers(state_dir: Path, upstream: int) -> ProviderHouse:

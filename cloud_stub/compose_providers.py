@@ -6,7 +6,7 @@ from cloud_stub.config import CoordinatorConfig
 from engines.key_vault import KeyVault
 from gateway.provider_house import ProviderHouse
 from gateway.providers import ProviderSettings
-from links.http import HttpLink
+from links.http_lean import LeanHttpLink
 
 PROVIDERS_DIR = "providers"
 KEEP_IDLE_S = 20.0
@@ -20,8 +20,8 @@ def open_providers(config: CoordinatorConfig) -> ProviderHouse:
     return house
 
 
-def _link(settings: ProviderSettings) -> HttpLink:
-    return HttpLink(
+def _link(settings: ProviderSettings) -> LeanHttpLink:
+    return LeanHttpLink(
         settings.name,
         settings.base_url,
         connect_s=settings.connect_s,

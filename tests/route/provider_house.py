@@ -17,7 +17,7 @@ from gateway.provider_house import ProviderHouse
 from gateway.providers import read_providers
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
-from links.http import HttpLink
+from links.http_lean import LeanHttpLink
 from links.http_server import serve
 from protocol.events import RecordingEmit, TextDone
 from protocol.policy import DispatchPolicy, MigrationPolicy, Policy
@@ -64,7 +64,7 @@ async def providing(
         models: dict[str, Any] = {f"m{number}": f"p{number}/there" for number in range(upstreams)}
         models["m"] = [f"p{number}/there" for number in range(upstreams)]
         vault = KeyVault(tmp_path / "providers")
-        house = ProviderHouse(vault, lambda one: HttpLink(one.name, one.base_url, connect_s=one.connect_s))
+        house = ProviderHouse(vault, lambda one: LeanHttpLink(one.name, one.base_url, connect_s=one.connect_s))
         house.configure(read_providers(tables, models))
         stack.push_async_callback(house.close)
         emit = RecordingEmit()
