@@ -105,7 +105,7 @@ class Requests:
         }
         if stream:
             document["stream"] = True
-        data = request_bytes(self._ask.port, PATH, json.dumps(document).encode(), tuple(self._ask.headers))
+        data = request_bytes(PATH, json.dumps(document).encode(), self._ask.headers)
         return Sent(data, f"reply to {name} ".encode())
 
 

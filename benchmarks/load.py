@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import define, field, frozen
@@ -33,9 +33,9 @@ class Outcome:
         return len(self.seconds) / self.span_s if self.span_s > 0 else 0.0
 
 
-def request_bytes(port: int, path: str, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
+def request_bytes(path: str, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> bytes:
     """A POST as it goes on the wire."""
-    lines = [f"POST {path} HTTP/1.1", f"host: 127.0.0.1:{port}", "content-type: application/json"]
+    lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers]
     lines.append(f"content-length: {len(body)}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body

@@ -37,9 +37,16 @@ class KeyPool:
     rules: CoolDown = field(factory=CoolDown)
     _keys: dict[str, _Kept] = field(factory=dict)
     _turn: int = 0
+    _given: Sequence[str] = ()
 
     def replace(self, keys: Sequence[str]) -> None:
-        """The keys from now on; one that stays keeps its rest. More than MAX_KEYS are cut off."""
+        """The keys from now on; one that stays keeps its rest. More than MAX_KEYS are cut off.
+
+        `keys` is not changed afterwards: the same object again is no news.
+        """
+        if keys is self._given:
+            return
+        self._given = keys
         wanted = tuple(dict.fromkeys(keys))[:MAX_KEYS]
         self._keys = {key: self._keys.get(key) or _Kept() for key in wanted}
 

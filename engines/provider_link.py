@@ -126,7 +126,7 @@ class ProviderLink:
         if self.keys is None:
             self.breaker.began(now_s)
             return _Pass(pool, None, {})
-        pool.replace(self.keys(tenant))
+        pool.replace(self.keys(tenant))  # mostly the same ones, which costs nothing
         key = pool.choose(now_s)
         if key is None:
             raise self._no_key(pool, now_s)

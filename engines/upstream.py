@@ -81,6 +81,7 @@ class UpstreamEngine:
         self.model = model
         self.codec: UpstreamCodec = codec or OpenAICodec()
         self._link = link
+        self._by_tenant = link if isinstance(link, TenantLinks) else None
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers.update(self.codec.authorize(api_key))
@@ -202,7 +203,7 @@ class UpstreamEngine:
         return self._link_for(request).lines(call.path, headers, call.body, self._silence_s)
 
     def _link_for(self, request: TextRequest) -> Link:
-        return self._link.for_tenant(request.tenant) if isinstance(self._link, TenantLinks) else self._link
+        return self._link if self._by_tenant is None else self._by_tenant.for_tenant(request.tenant)
 
     async def _call(self, path: str, body: dict[str, Any] | None) -> Any:
         method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())

@@ -101,7 +101,7 @@ class TextWay:
         ports, reservation = self.ports, spending.reservation
         findings, routed, targets = await self._decided(chat, caller, policy, reservation)
         redaction = None if all(target.local for target in targets) else ports.privacy.redact(chat, findings)
-        chat = evolve(redaction.chat if redaction else chat, model=routed.model)
+        chat = (redaction.chat if redaction else chat).named(routed.model)
         key = CacheKey(caller.tenant, chat, bool(findings.spans))
         kept = await ports.cache.find(key)
         plan = dispatch.NO_PLAN if kept else self._plan(chat, targets, routed, policy)
@@ -147,7 +147,7 @@ class TextWay:
         routed = self.ports.router.route(chat, caller, findings, self, policy, self.ports.draw())
         routed = degraded(routed, reservation)
         able = self.able(routed.model, routed.constraints)
-        return findings, routed, await self.capable(evolve(chat, model=routed.model), able)
+        return findings, routed, await self.capable(chat.named(routed.model), able)
 
     async def route(self, asked: ChatRequest, caller: Caller = LOCAL) -> Decision:
         """Where the request would go now; nothing is generated and nothing is charged. Raises what `answer` raises."""
@@ -188,7 +188,7 @@ class TextWay:
             return None  # a reader's pace is kept token by token
         by_name = {target.name: target for target in targets}
         starts = [by_name[name] for name, _ in plan.starts]
-        request = evolve(chat.text_request(), tenant=context.caller.tenant)
+        request = chat.text_request(context.caller.tenant)
         return relay_of(request, chat.stream, starts, targets, RelayPorts(self.board, self._flights, self._hold))
 
     def _tells_calls(self, target: Target | None, model: str) -> bool:
@@ -353,7 +353,7 @@ class TextWay:
         by_name = {target.name: target for target in targets}
         starts = [(by_name[name], after_s) for name, after_s in plan.starts]
         ports = StreamPorts(self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s, spending)
-        request = evolve(chat.text_request(), tenant=context.caller.tenant)
+        request = chat.text_request(context.caller.tenant)
         return StreamOwner(context, request, starts, targets, ports, self.settings)
 
     def _admit(self, answer: Answer) -> Callable[[], None]:
@@ -410,6 +410,8 @@ def within_limits(chat: ChatRequest, limits: LimitsPolicy) -> ChatRequest:
     size_bytes = prompt_bytes(chat.prompt) + tools_bytes(chat.tools)
     check_size(size_bytes, limits, "messages" if chat.endpoint == "chat" else "prompt")
     bounded = min(chat.sampling.max_tokens, limits.max_answer_tokens)
+    if bounded == chat.sampling.max_tokens:
+        return chat
     return evolve(chat, sampling=evolve(chat.sampling, max_tokens=bounded))
 
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
-from attrs import define, evolve, frozen
+from attrs import define, frozen
 
 from links.frames import WebSocketFrames
 from links.origin import Refusal, check_origin
@@ -354,7 +354,18 @@ class _Front:
 
 
 def _with(request: Request, params: Mapping[str, str], body: bytes) -> Request:
-    return evolve(request, params=params, body=body)
+    # Not by evolve(), which costs ten times as much, once per request.
+    return Request(
+        method=request.method,
+        path=request.path,
+        headers=request.headers,
+        params=params,
+        query=request.query,
+        body=body,
+        peer=request.peer,
+        peer_der=request.peer_der,
+        remote=request.remote,
+    )
 
 
 def _refused(refusal: Refusal) -> NotAllowed:

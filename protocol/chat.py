@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from protocol.text import Message, Prompt, Sampling, TextRequest
 
@@ -45,8 +45,12 @@ class ChatRequest:
         """The turns of a chat request; empty for completions."""
         return tuple(item for item in self.prompt if isinstance(item, Message)) if self.endpoint == "chat" else ()
 
-    def text_request(self) -> TextRequest:
-        """What an engine gets: no stop strings, no wire options."""
+    def named(self, model: str) -> ChatRequest:
+        """The same request for `model`."""
+        return self if model == self.model else evolve(self, model=model)
+
+    def text_request(self, tenant: str = "") -> TextRequest:
+        """What an engine gets: no stop strings, no wire options. tenant: whose keys a provider is asked with."""
         return TextRequest(
             model=self.model,
             prompt=self.prompt,
@@ -55,6 +59,7 @@ class ChatRequest:
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=self.response_format,
+            tenant=tenant,
         )
 
     @property

@@ -65,8 +65,9 @@ class OpenAICodec:
         return self.vendor.embeddings_path
 
     def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
-        left = max(1, request.sampling.max_tokens - len(request.prefix))
-        sampling = evolve(request.sampling, max_tokens=left)
+        sampling = request.sampling
+        if request.prefix:
+            sampling = evolve(sampling, max_tokens=max(1, sampling.max_tokens - len(request.prefix)))
         answer, turns = text_of(request.prefix), turns_of(request)
         if not turns:
             return self._completion(model, request, sampling, answer, stream, stop)

@@ -41,6 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 Json = dict[str, Any]
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 @frozen
@@ -199,8 +200,7 @@ def _vector(vector: Sequence[float], as_base64: bool) -> str | list[float]:
 
 def dump(document: Mapping[str, Any]) -> bytes:
     """Compact JSON. Half a surrogate pair, which JSON can say and UTF-8 cannot, keeps its escape."""
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace")
+    return _encode(document).encode("utf-8", "backslashreplace")
 
 
 def data_event(document: Mapping[str, Any]) -> bytes:
