@@ -9,6 +9,7 @@ from typing import Any
 from agent.config import AgentConfig, is_loopback
 from links.http_server import RunningServer, serve
 from links.port import FrameRoute, Mount, Request, Response, Route
+from protocol.error_forms import error_body
 
 JSON = {"content-type": "application/json"}
 METRICS = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -50,4 +51,5 @@ async def serve_house(config: AgentConfig, house: Sequence[Route], ways: Sequenc
         host=config.host,
         port=config.port,
         origin_check=is_loopback(config.host),
+        on_error=lambda request, err: Response(*error_body(request.path, err)),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.keys import KeyTable, presented
 from links.port import FrameRoute, FrameStream, Request, Response, Route
-from protocol import oip, openai_wire
+from protocol.error_forms import error_body
 from protocol.errors import MidstreamError, Unauthenticated
 
 MAX_KEY_CHARS = 256
@@ -126,9 +126,8 @@ def guarded_frames(routes: Sequence[FrameRoute], check: Check, opened: OpenFrame
 
 
 def error_response(request: Request, error: MidstreamError) -> Response:
-    """OIP's error string for /v2, OpenAI's error object for /v1 and our own endpoints."""
-    of_oip = request.path == "/v2" or request.path.startswith("/v2/")
-    status, headers, body = (oip.error_body if of_oip else openai_wire.error_body)(error)
+    """In the form of the API that the path belongs to; OpenAI's for our own endpoints."""
+    status, headers, body = error_body(request.path, error)
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(status, headers, body)

@@ -281,6 +281,41 @@ async def tools_are_called_and_their_results_taken(base_url: str, http_client: H
     assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
 
 
+async def truncated_calls_are_marked(base_url: str, http_client: HttpClient | None, model: str) -> None:
+    """T2: max_tokens ends the answer inside a call's JSON; the client gets what came, and a mark instead of a crash."""
+    long = json.loads(json.dumps(WEATHER))
+    long["function"]["parameters"]["properties"]["city"]["enum"] = [
+        "Llanfairpwllgwyngyllgogerychwyrndrobwllllantysilio"
+    ]
+    asked: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Weather?"}]
+    async with client(base_url, http_client) as api:
+        whole = await api.chat.completions.create(
+            model=model, messages=asked, tools=[long], tool_choice="required", max_tokens=24, temperature=0
+        )
+        chunks = await read(
+            await api.chat.completions.create(
+                model=model,
+                messages=asked,
+                tools=[long],
+                tool_choice="required",
+                max_tokens=24,
+                temperature=0,
+                stream=True,
+            )
+        )
+    [call] = whole.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    deltas = [d for chunk in chunks for choice in chunk.choices for d in choice.delta.tool_calls or []]
+    streamed = "".join(d.function.arguments or "" for d in deltas if d.function is not None)
+    for arguments in (call.function.arguments, streamed):
+        assert arguments.startswith("{")
+        with pytest.raises(ValueError):
+            json.loads(arguments)
+    assert (whole.choices[0].finish_reason, chunks[-1].choices[0].finish_reason) == ("length", "length")
+    for told in (whole, chunks[-1]):
+        assert told.to_dict()["midstream"]["broken_calls"] == [0]  # type: ignore[index]
+
+
 async def formats_are_kept(base_url: str, http_client: HttpClient | None, model: str) -> None:
     """response_format: an answer that fits the schema."""
     properties = {"ok": {"type": "boolean"}}
@@ -312,6 +347,7 @@ async def embeddings_are_vectors(base_url: str, http_client: HttpClient | None, 
 REAL_SCENARIOS = (
     a_conversation_goes_on,
     tools_are_called_and_their_results_taken,
+    truncated_calls_are_marked,
     formats_are_kept,
     embeddings_are_vectors,
 )

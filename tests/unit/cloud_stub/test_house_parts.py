@@ -235,6 +235,14 @@ def test_other_errors_have_openais_form(path: str) -> None:
     assert error_response(request(path=path), Unauthenticated("no key")).headers["www-authenticate"] == "Bearer"
 
 
+def test_errors_of_other_makers_apis_have_theirs() -> None:
+    stranger = Unauthenticated("no key")
+    theirs = json.loads(bytes(error_response(request(path="/v1/messages"), stranger).body))  # type: ignore[arg-type]
+    assert theirs == {"type": "error", "error": {"type": "authentication_error", "message": "no key"}}
+    lines = json.loads(bytes(error_response(request(path="/api/chat"), stranger).body))  # type: ignore[arg-type]
+    assert lines == {"error": "no key"}
+
+
 async def test_only_wanted_models_are_listed(tmp_path: Path) -> None:
     store = ServedStore(tmp_path / "models", load_catalogue(), lambda name: name == "ppocr-v4-det")
     assert [s.entry.name for s in await asyncio.to_thread(store.list)] == ["ppocr-v4-det"]
