@@ -15,8 +15,10 @@ from typing import Any, Literal
 from protocol.events import (
     TBT_BOUNDS_S,
     ArmSwitched,
+    BudgetAlert,
     Event,
     HandedOver,
+    LimitHit,
     LinkStateChanged,
     PolicyJudged,
     QueueSampled,
@@ -54,6 +56,8 @@ _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_dispatch_server_constrained": ("gauge", "1: the budget spares the server; 0: the device."),
     "midstream_prompt_tokens_total": ("counter", "Prompt tokens of finished text requests."),
     "midstream_queue_outcomes_total": ("counter", "Admission decisions of the bounded executors."),
+    "midstream_limit_refusals_total": ("counter", "Requests that a tenant's limit refused, by tenant and limit."),
+    "midstream_budget_spent_ratio": ("gauge", "Share of a tenant's budget that was told as spent last, by window."),
     "midstream_transfer_bytes_total": ("counter", "Bytes moved over links."),
     "midstream_transfer_seconds_total": ("counter", "Seconds that transfers spent on the wire."),
     "midstream_transfers_total": ("counter", "Transfers over links."),
@@ -96,6 +100,8 @@ class Exposition:
             TransferSample: self._transfer,
             LinkStateChanged: self._link_changed,
             PolicyJudged: self._policy_judged,
+            LimitHit: self._limit_hit,
+            BudgetAlert: self._budget_alert,
         }
 
     def __call__(self, event: Event) -> None:
@@ -206,6 +212,15 @@ class Exposition:
         self._count("midstream_policy_judged_total", labels)
         if event.accepted:
             self._set("midstream_policy_version", event.version, {})
+
+    def _limit_hit(self, event: LimitHit) -> None:
+        self._count("midstream_limit_refusals_total", {"tenant": event.tenant, "limit": event.dimension})
+
+    def _budget_alert(self, event: BudgetAlert) -> None:
+        labels = {"tenant": event.tenant, "window": event.window}
+        self._set(
+            "midstream_budget_spent_ratio", event.spent_usd / event.budget_usd if event.budget_usd else 1.0, labels
+        )
 
     def _count(self, name: str, labels: Mapping[str, str], amount: float = 1.0) -> None:
         series = self._values.setdefault(name, {})

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from agent.cli.main import main
+from benchmarks.fake_upstream import serve_upstream
 from cloud_stub.admin_client import AdminClient
 from cloud_stub.authority import read_admin_key
+from gateway.providers import read_providers
 from protocol.errors import BadRequest, NotFound
 from tests.route.coordinator_house import Running, running
 
@@ -74,6 +76,46 @@ async def test_everything_an_operator_changes_is_written_down_first(tmp_path: Pa
         ("operator", "POST /midstream/v1/admin/token"),
         ("operator", "POST /midstream/v1/admin/devices/{device_id}/revoke"),
     ]
+
+
+async def test_a_provider_is_billed_to_the_tenant_and_refused_at_its_cap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the command line to the upstream and back, over TLS, with a key of the first start and one of a tenant."""
+    port, ledger, stop = await serve_upstream()
+    table = {"name": "p", "kind": "openai", "base_url": f"http://127.0.0.1:{port}", "keyless": True}
+    price = {"usd_per_million_prompt_tokens": 1.0, "usd_per_million_completion_tokens": 10.0}
+    providers = read_providers([table], {"big": {"at": "p/there", **price}})
+    body = {"model": "big", "messages": [{"role": "user", "content": "n=1 tokens=8"}], "max_tokens": 20}
+
+    async def ask(key: str) -> tuple[int, Any]:
+        headers = {"content-type": "application/json"}
+        path, data = "/v1/chat/completions", json.dumps(body).encode()
+        reply = await coordinator.link(key=key).exchange(path, headers, data, 10)
+        return reply.status, json.loads(reply.body)
+
+    try:
+        async with running(tmp_path, providers=providers) as coordinator:
+            await verb(coordinator, capsys, "tenants", "set", "acme", "--usd-per-day", "0.0005", "--alert", "0.3")
+            _, made = await verb(coordinator, capsys, "keys", "add", "--tenant", "acme")
+            answers = [await ask(made["key"]) for _ in range(6)]
+            assert [status for status, _ in answers] == [200, 200, 200, 429, 429, 429]
+            usage = answers[0][1]["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (12, 8)
+            assert answers[-1][1]["error"]["code"] == "budget_exceeded" and ledger.requests == 3
+            await asyncio.sleep(1.3)  # bills are written once a second
+            _, shown = await verb(coordinator, capsys, "tenants", "show", "acme")
+            assert shown["today"] == {"requests": 3, "prompt_tokens": 36, "completion_tokens": 24, "usd": 0.000276}
+            assert shown["set_aside_usd"]["day"] >= 0.000276
+            boss = read_admin_key(coordinator.house.config.state_dir)
+            page = (await coordinator.get("/metrics", key=boss)).body.decode()
+            assert 'midstream_limit_refusals_total{limit="day",tenant="acme"} 3' in page
+            assert 'midstream_budget_spent_ratio{tenant="acme",window="day"} 0.' in page
+            client_key = coordinator.house.authority.new_client_key
+            assert client_key is not None and (await ask(client_key))[0] == 200, "another tenant does not notice"
+    finally:
+        stop()
+        await asyncio.sleep(0)
 
 
 async def test_wrong_wishes_name_their_field(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from attrs import frozen
 
 from protocol.events import (
     ArmSwitched,
+    BudgetAlert,
     Event,
     HandedOver,
+    LimitHit,
     LinkStateChanged,
     PolicyJudged,
     QueueSampled,
@@ -46,6 +48,8 @@ ALL: list[Event] = [
     TransferSample(at_s=0, link="http", direction="up", size_bytes=1000, seconds=0.5),
     LinkStateChanged(at_s=0, link="mqtt", state="up"),
     PolicyJudged(at_s=0, version=3, accepted=True, code="accepted"),
+    LimitHit(at_s=0, tenant="acme", dimension="tokens"),
+    BudgetAlert(at_s=0, tenant="acme", window="day", ratio=0.5, spent_usd=0.6, budget_usd=1.0),
 ]  # fmt: skip
 
 
@@ -80,6 +84,8 @@ def test_each_event_is_counted_with_its_labels() -> None:
     assert page.value("midstream_queue_waiting", queue="onnx") == 2
     assert page.value("midstream_link_up", link="mqtt") == 1
     assert page.value("midstream_policy_version") == 3
+    assert page.value("midstream_limit_refusals_total", tenant="acme", limit="tokens") == 1
+    assert page.value("midstream_budget_spent_ratio", tenant="acme", window="day") == 0.6
 
 
 def test_the_exact_text() -> None:
