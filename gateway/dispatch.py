@@ -15,6 +15,7 @@ from attrs import frozen
 
 from gateway.context import Constraints
 from gateway.dispatch_table import EVERY_LENGTH, DispatchTable
+from gateway.dispatch_values import value
 from gateway.targets import TargetView
 from protocol.policy import DispatchPolicy
 
@@ -60,15 +61,9 @@ def dispatch(
     if table.regime == "device_constrained":
         wait_s, why = _device_wait(table, prompt_tokens, device, server, draw, patience_s)
         first = [(server, 0.0), (device, wait_s)]
-    elif table.server_starts(prompt_tokens, draw):
-        first, why = [(device, 0.0), (server, 0.0)], "it is long: both at once"
     else:
-        alone_s = patience(device, prompt_tokens, patience_s)
-        first, why = [(device, 0.0), (server, alone_s)], "it is short: on the device, the server only if that is lost"
-    reason = (
-        f"{table.regime.replace('_', '-')}, budget {table.budget_ratio:g}: a prompt of {prompt_tokens} tokens, "
-        f"{_boundary(table)}; {why}"
-    )
+        first, why = _server_constrained(table, prompt_tokens, device, server, draw, patience_s)
+    reason = f"{table.regime.replace('_', '-')}, budget {table.budget_ratio:g}, {prompt_tokens} tokens: {why}"
     return DispatchPlan(_with_rest(first, targets, constraints, prompt_tokens, patience_s), table.regime, reason)
 
 
@@ -132,7 +127,7 @@ def _device_wait(
     if not isfinite(wait_s):
         return max(patience_s, server.ttft.last_s), "no budget is left for it: the device only if the server is lost"
     if wait_s > 0:
-        return wait_s, f"it is long: the device after {wait_s:.2f} s of silence"
+        return wait_s, f"{_boundary(table)}; the device after {wait_s:.2f} s of silence"
     alone_s = device.prefill_seconds(prompt_tokens)
     if alone_s >= server.ttft.last_s and server.seen >= MIN_HISTORY and isfinite(table.tail_wait_s):
         # Tokens for nothing: the queue or the prefill takes longer than the slowest answer of the server.
@@ -140,7 +135,29 @@ def _device_wait(
             table.tail_wait_s,
             f"the device needs {alone_s:.2f} s and cannot be first: after {table.tail_wait_s:.2f} s",
         )
-    return 0.0, "it is short: both at once"
+    return 0.0, f"{_boundary(table)}; both at once"
+
+
+def _server_constrained(
+    table: DispatchTable, prompt_tokens: int, device: TargetView, server: TargetView, draw: float, patience_s: float
+) -> tuple[list[tuple[TargetView, float]], str]:
+    """Both starts, and why."""
+    alone_s = device.prefill_seconds(prompt_tokens)
+    if table.worth is None:
+        asked, why = table.server_starts(prompt_tokens, draw), _boundary(table)
+    else:
+        saved_s = value(server.ttft, prompt_tokens, alone_s)
+        asked = table.worth.asks(saved_s, alone_s, draw)
+        why = f"the server saves {1e3 * saved_s:.3g} ms a token, asked from {1e3 * table.worth.least_value:.3g} on"
+    if not asked:
+        return [(device, 0.0), (server, patience(device, prompt_tokens, patience_s))], f"{why}; on the device"
+    # The server is paid for. Beside it the device starts at once only if that saves more than what requests wait for it
+    # on average: it is kept for those that have nothing else, and backs up a late server.
+    late_s = min(table.tail_wait_s, max(patience_s, server.ttft.last_s))
+    helps_s = server.ttft.mean_within_s(late_s + alone_s) - server.ttft.mean_within_s(alone_s)
+    if device.queue_s > 0 or (table.worth is not None and helps_s < table.worth.mean_queue_s):
+        return [(server, 0.0), (device, late_s)], f"{why}; on the server, the device after {late_s:.2f} s of silence"
+    return [(device, 0.0), (server, 0.0)], f"{why}; both at once"
 
 
 def _boundary(table: DispatchTable) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from gateway.context import Constraints
 from gateway.dispatch import DispatchPlan, dispatch, sides
 from gateway.dispatch_cost import Costs, Workload, costs, regime_of
 from gateway.dispatch_lengths import LengthHistory
 from gateway.dispatch_table import DispatchTable, Regime, make_table
+from gateway.dispatch_values import LEAST, NOTHING, ValueHistory
 from gateway.targets import TargetView
 from profiles.energy import EnergyModel, PowerState, money_per_joule
 from protocol.policy import DispatchPolicy
@@ -36,12 +37,32 @@ class Chosen:
 
 @define
 class _Learnt:
-    """Of one model. tables, regimes: by server."""
+    """Of one model. values, tables, regimes: by server."""
 
     lengths: LengthHistory = field(factory=LengthHistory)
+    values: dict[str, ValueHistory] = field(factory=dict)
     waiting: list[int] = field(factory=list)
     tables: dict[str, tuple[DispatchTable, float]] = field(factory=dict)
     regimes: dict[str, Chosen] = field(factory=dict)
+
+
+def live_table(
+    regime: Regime, lengths: LengthHistory, values: ValueHistory | None, server: TargetView, policy: DispatchPolicy
+) -> DispatchTable:
+    """The plan by lengths, and where enough requests were seen of it also by what the server saves."""
+    table = make_table(regime, lengths, server.ttft, policy.budget_ratio, policy.tail_ratio)
+    if regime == "device_constrained" or values is None or len(values) < LEAST:
+        return table
+    spendable = values.spendable_ratio(policy.budget_ratio)
+    late_s = server.ttft.quantile_s(1.0 - policy.tail_ratio)
+    return evolve(table, worth=values.worth(server.ttft, spendable, policy.tail_ratio), tail_wait_s=late_s)
+
+
+def within_account(table: DispatchTable, values: ValueHistory | None, policy: DispatchPolicy) -> DispatchTable:
+    """The plan, or one that asks the server for nothing until what was overspent is settled."""
+    if table.worth is None or values is None or not values.overdrawn(policy.budget_ratio):
+        return table
+    return evolve(table, worth=evolve(NOTHING, mean_queue_s=table.worth.mean_queue_s))
 
 
 class Plans:
@@ -55,6 +76,7 @@ class Plans:
         self.power = PowerState()
         self._answer_tokens = answer_tokens
         self._models: OrderedDict[str, _Learnt] = OrderedDict()
+        self._news: list[Chosen] = []
 
     def plan(
         self,
@@ -70,48 +92,48 @@ class Plans:
         learnt = self._of(model)
         if len(learnt.waiting) < MAX_WAITING:
             learnt.waiting.append(prompt_tokens)
-        table = None
+        table, device, server = None, None, None
         if policy.budget_ratio < 1.0:
             device, server = sides(targets, constraints)
             if device is not None and server is not None:
                 table = self._table(model, learnt, device, server, policy)
-        return dispatch(table, prompt_tokens, targets, constraints, draw, policy, patience_s)
+                table = within_account(table, learnt.values.get(server.name), policy)
+        found = dispatch(table, prompt_tokens, targets, constraints, draw, policy, patience_s)
+        if table is not None and device is not None and server is not None:
+            history = learnt.values.setdefault(server.name, ValueHistory())
+            asked = (server.name, 0.0) in found.starts
+            history.add(prompt_tokens, device.prefill_seconds(prompt_tokens), device.queue_s, asked)
+        return found
 
     def refresh(
         self, views: Callable[[str], Sequence[TargetView]], policy: DispatchPolicy, power: PowerState
     ) -> Sequence[Chosen]:
-        """Count what came and make every table anew, in some ten microseconds each; the regimes that changed."""
+        """Count what came and make the tables of models that were asked anew; the regimes that are new since then."""
         self.power = power
-        changed: list[Chosen] = []
         for model, learnt in self._models.items():
             waiting, learnt.waiting = learnt.waiting, []
             for tokens in waiting:
                 learnt.lengths.add(tokens)
-            if policy.budget_ratio < 1.0:
-                changed += self._made_anew(model, learnt, views(model), policy)
-        return changed
+            if waiting and policy.budget_ratio < 1.0:
+                self._made_anew(model, learnt, views(model), policy)
+        news, self._news = self._news, []
+        return news
 
     def regimes(self) -> Sequence[Chosen]:
         """The regime of every model and server that a plan was made for."""
         return [chosen for learnt in self._models.values() for chosen in learnt.regimes.values()]
 
-    def _made_anew(
-        self, model: str, learnt: _Learnt, views: Sequence[TargetView], policy: DispatchPolicy
-    ) -> Sequence[Chosen]:
+    def _made_anew(self, model: str, learnt: _Learnt, views: Sequence[TargetView], policy: DispatchPolicy) -> None:
         device, _ = sides(views, Constraints())
-        before, learnt.tables, learnt.regimes = dict(learnt.regimes), {}, dict(learnt.regimes)
+        learnt.tables = {}
         if device is None:
-            return ()
+            return
         servers = [view for view in views if not view.local]
         for server in servers:
             self._make(model, learnt, device, server, policy)
         known = {server.name for server in servers}
         learnt.regimes = {name: chosen for name, chosen in learnt.regimes.items() if name in known}
-        return [
-            chosen
-            for name, chosen in learnt.regimes.items()
-            if name not in before or before[name].regime != chosen.regime
-        ]
+        learnt.values = {name: history for name, history in learnt.values.items() if name in known}
 
     def _table(
         self, model: str, learnt: _Learnt, device: TargetView, server: TargetView, policy: DispatchPolicy
@@ -130,8 +152,10 @@ class Plans:
         money = costs(device, server, work, self.energy, rate)
         held = learnt.regimes.get(server.name)
         regime = regime_of(money, policy, held.regime if held else None)
-        learnt.regimes[server.name] = Chosen(model, server.name, regime, money, rate)
-        table = make_table(regime, learnt.lengths, server.ttft, policy.budget_ratio, policy.tail_ratio)
+        learnt.regimes[server.name] = chosen = Chosen(model, server.name, regime, money, rate)
+        if held is None or held.regime != regime:
+            self._news = [*self._news, chosen][-MAX_MODELS:]
+        table = live_table(regime, learnt.lengths, learnt.values.get(server.name), server, policy)
         learnt.tables[server.name] = (table, policy.tail_ratio)
         return table
 

@@ -20,6 +20,7 @@ from typing import Literal
 from attrs import frozen
 
 from gateway.dispatch_lengths import Lengths
+from gateway.dispatch_values import Worth
 from gateway.ttft import Distribution
 
 Regime = Literal["device_constrained", "server_constrained"]
@@ -33,9 +34,11 @@ class DispatchTable:
     """What decides a request's starts; whole plans are four numbers.
 
     boundary_tokens, boundary_ratio: prompts below the boundary are short, and of those that lie on it this share.
-    tail_wait_s: the device waits this long for the server with a prompt that is not short (device-constrained only).
+    tail_wait_s: the device waits this long for the server with a prompt that is not short (device-constrained), or
+        beside a server that was asked while the device is wanted by others (server-constrained).
     protected_ratio: share of those prompts for which it starts at all; below 1 only where the server fails more often
         than the budget can pay for.
+    worth: takes the boundary's place where the device's queue is known (server-constrained only).
     """
 
     regime: Regime
@@ -44,6 +47,7 @@ class DispatchTable:
     boundary_ratio: float = 0.0
     tail_wait_s: float = inf
     protected_ratio: float = 0.0
+    worth: Worth | None = None
 
     def short(self, prompt_tokens: int, draw: float) -> bool:
         """Whether a prompt counts as short. draw: uniform in [0, 1)."""
@@ -75,17 +79,19 @@ def device_table(lengths: Lengths, ttft: Distribution, budget_ratio: float, tail
     """w(l) with E[l * (device starts)] == budget_ratio * E[l], as far as all prompts at once do not cost less.
 
     The tail takes alpha' = min(max(alpha, share of failures), b): a server that fails more often than alpha needs that
-    much to be covered at all.
+    much to be covered at all. Of n samples, n + 1 gaps are equally likely for the next one, so that F is taken times
+    n / (n + 1): what is still to come would overspend by one in n + 1 otherwise.
     """
     if budget_ratio <= 0:
         return DispatchTable("device_constrained", 0.0, 0)
-    failed = 1.0 - ttft.at(ttft.last_s)
+    unseen = ttft.samples / (ttft.samples + 1)
+    failed = 1.0 - ttft.at(ttft.last_s) * unseen
     tail = min(max(tail_ratio, failed), budget_ratio)
-    wait_s = ttft.quantile_s(1.0 - tail)
+    wait_s = ttft.quantile_s(min(1.0, (1.0 - tail) / unseen)) if ttft.samples else inf
     if not isfinite(wait_s):
         # Rounding of 1 - tail, or failures beyond the budget: the last value seen is the best there is.
         wait_s = ttft.last_s
-    late = 1.0 - ttft.at(wait_s)
+    late = 1.0 - ttft.at(wait_s) * unseen
     protected = min(1.0, budget_ratio / late) if late > 0 else 1.0
     spent = late * protected
     # Starting at once instead of at the tail costs a prompt's tokens whenever the server would have spoken by then.

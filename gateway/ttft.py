@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil, inf, isfinite
 from typing import Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 WINDOW = 256
 """Requests remembered of one target and model."""
@@ -61,11 +61,23 @@ def rank(ratio: float, count: int) -> int:
 
 @frozen
 class Ecdf:
-    """A step function: F(values_s[i]) == at_most[i], values ascending and finite; what is missing to 1 never came."""
+    """A step function: F(values_s[i]) == at_most[i], values ascending and finite; what is missing to 1 never came.
+
+    areas_s[i]: E[min(S, values_s[i])].
+    """
 
     values_s: tuple[float, ...] = ()
     at_most: tuple[float, ...] = ()
     samples: int = 0
+    areas_s: tuple[float, ...] = field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        areas, total, before, reached = [], 0.0, 0.0, 0.0
+        for seconds, share in zip(self.values_s, self.at_most, strict=True):
+            total += (seconds - before) * (1.0 - reached)
+            areas.append(total)
+            before, reached = seconds, share
+        object.__setattr__(self, "areas_s", tuple(areas))
 
     @property
     def last_s(self) -> float:
@@ -89,13 +101,11 @@ class Ecdf:
 
     def mean_within_s(self, bound_s: float) -> float:
         """E[min(S, bound_s)]: what a request waits on average if something else speaks after `bound_s` seconds."""
-        total, before, reached = 0.0, 0.0, 0.0
-        for value, share in zip(self.values_s, self.at_most, strict=True):
-            if value >= bound_s:
-                break
-            total += (value - before) * (1.0 - reached)
-            before, reached = value, share
-        return total + (bound_s - before) * (1.0 - reached) if isfinite(bound_s) or reached < 1.0 else total
+        place = bisect_right(self.values_s, bound_s)
+        if not place:
+            return bound_s
+        missing = 1.0 - self.at_most[place - 1]
+        return self.areas_s[place - 1] + ((bound_s - self.values_s[place - 1]) * missing if missing > 0 else 0.0)
 
 
 def ecdf(values_s: Iterable[float]) -> Ecdf:

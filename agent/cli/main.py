@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("agent.cli.ask:chat", "ask the text model; shows which side made each token"),
     "route": ("agent.cli.calibrate:route", "calibrate how sure answers of the device are"),
     "split": ("agent.cli.split:split", "where a model is cut and why; replay a network over it"),
+    "dispatch": ("agent.cli.dispatch:dispatch", "where text answers begin; replay recorded requests"),
     "status": ("agent.cli.run:status", "what the running agent is doing"),
     "doctor": ("agent.cli.run:doctor", "check this device, with a next step for each finding"),
     "models": ("agent.cli.models:models", "pull, add, analyse, list, rm or verify models"),

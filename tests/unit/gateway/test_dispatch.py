@@ -10,6 +10,7 @@ from attrs import evolve
 from gateway.context import Constraints, constraints_of
 from gateway.dispatch import dispatch, patience, plan
 from gateway.dispatch_table import EVERY_LENGTH, DispatchTable
+from gateway.dispatch_values import Worth
 from gateway.targets import TargetView
 from gateway.ttft import ecdf
 from protocol.policy import DispatchPolicy, Policy, PrivacyPolicy, RoutingPolicy
@@ -142,3 +143,30 @@ def test_a_full_budget_and_none_are_told_apart_in_the_reason() -> None:
     assert every.regime == "device_constrained"
     preferred = dispatch(None, 9, [QUICK, SERVER], ANY, 0.0, DispatchPolicy(start="cloud"), 5.0)
     assert preferred.regime == "cloud"
+
+
+WORTH = evolve(SPARED, worth=Worth(0.01, 0.5, 20.0, 0.1), tail_wait_s=0.8)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "queue_s", "expected"),
+    [
+        # Alone in 0.3 s: a server of 0.2 s and more saves less than 10 ms a token.
+        (30, 0.0, [("device", 0.0), ("cloud", 5.0)]),
+        # Behind a queue the same prompt is worth it, and the device is left to those that get no server.
+        (30, 9.0, [("cloud", 0.0), ("device", 0.8)]),
+        # Longest waits are for the tail's share of the budget, whatever they save per token.
+        (3000, 0.0, [("cloud", 0.0), ("device", 0.8)]),
+    ],
+)
+def test_a_server_token_goes_where_it_saves_most(
+    tokens: int, queue_s: float, expected: list[tuple[str, float]]
+) -> None:
+    assert starts(WORTH, tokens, [evolve(QUICK, queue_s=queue_s), SERVER]) == expected
+
+
+def test_an_idle_device_joins_the_server_at_once_only_where_that_helps_more_than_it_costs_others() -> None:
+    # 0.6 s alone: against a server of 0.2-2 s that helps by some 40 ms.
+    wanted, idle = (evolve(WORTH, worth=Worth(0.0, 0.5, 20.0, mean_s)) for mean_s in (1.0, 0.0))
+    assert starts(wanted, 60, [QUICK, SERVER]) == [("cloud", 0.0), ("device", 0.8)]
+    assert starts(idle, 60, [QUICK, SERVER]) == [("device", 0.0), ("cloud", 0.0)]

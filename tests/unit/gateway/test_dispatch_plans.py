@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from attrs import evolve
@@ -69,10 +70,21 @@ def test_lengths_are_learnt_by_refreshing_and_not_by_the_request() -> None:
     # The prior's boundary still holds: nothing was made anew on the way.
     assert ask(found, 3_000) == ("device", "cloud")
     found.refresh(lambda model: [DEVICE, SERVER], POLICY, PowerState())
-    # 70 % of the tokens are to stay: all of the short ones and most of the long ones.
-    assert ask(found, 3_000) == ("device",)
-    assert ask(found, 9_000, draw=0.1) == ("device",)
-    assert ask(found, 9_000, draw=0.9) == ("device", "cloud")
+    # What was overspent meanwhile is taken back first.
+    assert ask(found, 9_000, draw=0.0) == ("device",)
+
+
+def test_the_share_that_is_asked_for_becomes_the_budget() -> None:
+    found, draw = plans(), random.Random(3)
+    asked = {3_000: 0, 9_000: 0}
+    for number in range(3_000):
+        if number % 16 == 0:
+            found.refresh(lambda model: [DEVICE, SERVER], POLICY, PowerState())
+        tokens = draw.choice((3_000, 9_000))
+        asked[tokens] += number >= 1_000 and "cloud" in ask(found, tokens, draw=draw.random())
+    # 30 % of the tokens: long prompts only, for they save more per token.
+    assert asked[3_000] <= 20
+    assert 9_000 * asked[9_000] == pytest.approx(0.3 * 2_000 * 6_000, rel=0.1)
 
 
 def test_a_new_budget_holds_from_the_next_request_on() -> None:
@@ -96,7 +108,9 @@ def test_battery_turns_the_regime_and_says_so_once() -> None:
     ask(found, 100, policy)
     assert [c.regime for c in found.regimes()] == ["server_constrained"]
     changed = found.refresh(lambda model: [DEVICE, SERVER], policy, PowerState("battery", 0.5))
-    assert [(c.server, c.regime) for c in changed] == [("cloud", "device_constrained")]
+    assert [(c.server, c.regime) for c in changed] == [
+        ("cloud", "server_constrained"), ("cloud", "device_constrained"),
+    ]  # fmt: skip
     assert ask(found, 100_000, policy) == ("cloud",)
     assert not found.refresh(lambda model: [DEVICE, SERVER], policy, PowerState("battery", 0.4))
 
@@ -171,7 +185,9 @@ def test_a_new_regime_is_an_event() -> None:
     )  # fmt: skip
     live.plans.plan("m", 10, [DEVICE, SERVER], ANY, 0.5, policy, 5.0)
     live.refresh(busy=False)
-    (event,) = emit.events
+    first, event = emit.events
+    assert isinstance(first, RegimeChosen)
     assert isinstance(event, RegimeChosen)
+    assert first.regime == "server_constrained"
     assert (event.model, event.server, event.regime) == ("m", "cloud", "device_constrained")
     assert event.device_money > event.server_money > 0

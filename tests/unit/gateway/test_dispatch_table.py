@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.dispatch_arrays import table_of_arrays
 from gateway.dispatch_lengths import MAX_TOKENS, PROMPT_PRIOR_TOKENS, LengthHistory
 from gateway.dispatch_table import EVERY_LENGTH, Regime, device_table, make_table, server_table, spent_ratio
-from gateway.ttft import ecdf
+from gateway.ttft import Ecdf, ecdf
 
 LENGTHS = st.lists(st.integers(0, 500), min_size=1, max_size=60)
 TTFTS = st.lists(st.floats(0.001, 80) | st.sampled_from([0.5, 0.5, inf]), min_size=1, max_size=60)
@@ -25,6 +25,12 @@ def history(lengths: list[int], limit: int = 1000) -> LengthHistory:
     for length in lengths:
         found.add(length)
     return found
+
+
+def to_come(server: Ecdf) -> Ecdf:
+    """The distribution of the next sample: every gap between n samples is as likely, and the one beyond the last."""
+    unseen = server.samples / (server.samples + 1)
+    return Ecdf(server.values_s, tuple(share * unseen for share in server.at_most), server.samples)
 
 
 @given(st.lists(st.integers(-5, 300), max_size=120), st.integers(1, 40))
@@ -55,11 +61,10 @@ def test_expected_spending_is_within_the_budget(
 ) -> None:
     known, server = history(lengths), ecdf(ttfts)
     table = make_table(regime, known, server, budget, tail)
-    spent = spent_ratio(table, known.counts(), server)
-    assert spent <= budget + 1e-9
+    assert spent_ratio(table, known.counts(), server) <= budget + 1e-9
     if sum(lengths):
-        # Nothing that could still buy a sooner token is left over.
-        assert spent == pytest.approx(budget, abs=1e-9)
+        # For the request to come: nothing that could still buy a sooner token is left over.
+        assert spent_ratio(table, known.counts(), to_come(server)) == pytest.approx(budget, abs=1e-9)
 
 
 @given(LENGTHS, TTFTS, RATIO, RATIO, REGIMES)
@@ -88,12 +93,13 @@ def test_waits_grow_with_the_length_and_shrink_with_the_budget(
 def test_the_tail_is_protected_first_and_the_rest_goes_to_short_prompts() -> None:
     known = history([10] * 10 + [90] * 10)
     server = ecdf([0.1 * k for k in range(1, 11)])
-    only_tail = device_table(known, server, 0.1, 0.2)
-    assert (only_tail.boundary_tokens, only_tail.protected_ratio) == (10, 1.0)
+    only_tail = device_table(known, server, 2 / 11, 0.9)
+    assert (only_tail.boundary_tokens, only_tail.protected_ratio) == (10, pytest.approx(1.0))
     assert only_tail.boundary_ratio == pytest.approx(0.0, abs=1e-9)
+    # Of eleven gaps, two lie beyond the ninth of ten values.
     assert only_tail.tail_wait_s == pytest.approx(0.9)
-    more = device_table(known, server, 0.19, 0.1)
-    # 0.1 of all tokens at the tail; 0.09 / 0.9 of 1,000 tokens are the ten short prompts.
+    more = device_table(known, server, 2 / 11 + 0.1 * 9 / 11, 2 / 11)
+    # 2/11 of all tokens at the tail; what is left buys a tenth of 1,000 tokens: the ten short prompts.
     assert (more.boundary_tokens, more.boundary_ratio) in ((90, pytest.approx(0.0, abs=1e-9)), (10, pytest.approx(1.0)))
     assert more.device_wait_s(9, 0.5) == 0.0
     assert more.device_wait_s(91, 0.5) == pytest.approx(0.9)
@@ -118,8 +124,8 @@ def test_no_budget_never_starts_the_device_and_a_full_one_always_does(budget: fl
 def test_a_server_that_fails_more_than_the_budget_covers_is_backed_up_by_chance() -> None:
     known, server = history([10, 20, 30]), ecdf([0.2, 0.4] + [inf] * 8)
     table = device_table(known, server, 0.2, 0.05)
-    assert (table.tail_wait_s, table.protected_ratio) == (0.4, pytest.approx(0.25))
-    assert spent_ratio(table, known.counts(), server) == pytest.approx(0.2)
+    assert (table.tail_wait_s, table.protected_ratio) == (0.4, pytest.approx(0.2 / (1 - 0.2 * 10 / 11)))
+    assert spent_ratio(table, known.counts(), to_come(server)) == pytest.approx(0.2)
     # With enough budget every failure is covered, and what is left goes to short prompts.
     richer = device_table(known, server, 0.9, 0.05)
     assert richer.protected_ratio == 1.0

@@ -1,0 +1,1 @@
+"""Dispatch against random routing at equal budget, on recorded lengths, arrivals and TTFTs."""
