@@ -244,7 +244,10 @@ class UpstreamEngine:
         )
 
     async def _probe_continuing(self, plain: UpstreamDelta) -> Literal["text", "no"]:
-        """A continued turn has fewer prompt tokens than a new one, or counts on; an ignored wish does neither."""
+        """A continued turn has fewer prompt tokens than a new one, or counts on; an ignored wish does neither.
+
+        llama-server continues every last turn of the assistant, asked or not, and says it again in whole answers.
+        """
         try:
             continued = await self._short(prefix=(_COUNTED,))
         except MidstreamError as err:
@@ -253,7 +256,8 @@ class UpstreamEngine:
             return "no"
         if plain.usage and continued.usage and continued.usage.prompt_tokens < plain.usage.prompt_tokens:
             return "text"
-        return "text" if continued.text.strip().lower().startswith("six") else "no"
+        made = continued.text.removeprefix(_COUNTED.data.decode())
+        return "text" if made.strip().lower().startswith("six") else "no"
 
     async def _takes_tools(self) -> bool:
         """Servers without a tool parser refuse them."""

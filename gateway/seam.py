@@ -30,15 +30,15 @@ def inside_tool_call(answer: bytes) -> bool:
 def between_words(answer: bytes, following: bytes) -> bool:
     """Whether no word spans the place between `answer` and the piece `following`.
 
-    A place after a lone space is refused too: tokenisers join a space to the word behind it, so a text that ends with
-    one is continued with a doubled or missing space.
+    A place after a blank is refused too: tokenisers join a space to the word behind it, and chat templates trim the
+    end of a turn that is continued, so what follows would come with a doubled or a missing blank.
     """
     before, after = answer.decode("utf-8", "replace")[-1:], following.decode("utf-8", "replace")[:1]
     if not before or not after:
         return not before
-    if before == " ":
+    if before.isspace():
         return False
-    if after.isspace() or before.isspace():
+    if after.isspace():
         return True
     return before >= FIRST_UNSPACED or not (before.isalnum() and after.isalnum())
 
