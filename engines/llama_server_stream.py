@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from attrs import evolve
 
+from engines.constraints import going_on
 from engines.credit import Credit
 from engines.llama_server_wire import Chunk, NativePrompt, Seen, completion_body, read_chunk
 from engines.vocabulary import Vocabulary
@@ -72,6 +73,7 @@ class ServerContinuation:
         self._prompt = tuple(prompt)
         self._prefix = list(prefix)
         self._so_far: list[str | int] = []
+        self._said = bytearray()
         self._made = 0
         self._next = 0
         self._sampling = sampling
@@ -99,6 +101,7 @@ class ServerContinuation:
             async with asyncio.timeout(deadline_s):
                 prefix = await self._ids_of(self._prefix)
                 self._so_far, self._made = [*self._prompt, *prefix], len(prefix)
+                self._said = bytearray(b"".join(token.data or self._piece(token.id, b"") for token in self._prefix))
                 if not any(isinstance(part, str) for part in self._prompt):
                     self.prompt_tokens = len(self._prompt)
                 self._check_room()
@@ -200,8 +203,8 @@ class ServerContinuation:
             await asyncio.wait([pump])
 
     async def _run(self) -> None:
-        body = completion_body(self._so_far, self._sampling, self._predict)
         try:
+            body = completion_body(self._so_far, going_on(self._sampling, bytes(self._said)), self._predict)
             async with aclosing(self._server.complete(body)) as chunks:
                 async for raw in chunks:
                     if not await self._take(read_chunk(raw)):
@@ -261,7 +264,8 @@ class ServerContinuation:
     async def _ask_again(self, count: int) -> None:
         """Generate `count` tokens once more, in one answer that lists every id."""
         count = min(count, self._predict - self._counted)
-        body = completion_body(self._so_far, self._sampling, count, stream=False)
+        sampling = going_on(self._sampling, bytes(self._said))
+        body = completion_body(self._so_far, sampling, count, stream=False)
         raw = await self._server.call("/completion", body, 60.0)
         ids = [int(one) for one in raw.get("tokens") or ()][:count]
         whole = str(raw.get("content", "")).encode()
@@ -313,6 +317,7 @@ class ServerContinuation:
         self._counted += 1
         if token_id is not None:
             self._so_far.append(token_id)
+            self._said += data
             self._made += 1
         if not data:
             self._held = token

@@ -126,7 +126,10 @@ class Attempts:
     def _check_continues(self, target: Target, capabilities: TextCapabilities) -> None:
         if capabilities.continues == "no":
             raise EngineError(f"{target.name} cannot continue a partial answer")
-        if adapted(self.request, capabilities).sampling.json_schema is not None:
+        wanted = adapted(self.request, capabilities)
+        bound = wanted.sampling.grammar is not None or wanted.sampling.json_schema is not None
+        if wanted.response_format or (bound and not capabilities.grammar):
+            # A stock server would begin its schema anew.
             raise EngineError(f"{target.name} cannot continue an answer that must fit a schema")
         prompt = self.request.prompt
         by_number = bool(self.request.sampling.logit_bias) or (bool(prompt) and isinstance(prompt[0], int))

@@ -68,10 +68,22 @@ def decode_listing(
     return typing.cast(T, walk.record(cls, raw, "")), tuple(walk.unknown)
 
 
-def encode(document: Any) -> bytes:
-    """Compact UTF-8 JSON with sorted keys: equal documents give equal bytes. Bytes become base64, sets sorted lists."""
-    text = json.dumps(plain(document), separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
+def encode(document: Any, keep_order: frozenset[str] = frozenset()) -> bytes:
+    """Compact UTF-8 JSON with sorted keys: equal documents give equal bytes. Bytes become base64, sets sorted lists.
+
+    keep_order: fields whose values keep the order of their keys, at any depth below, because it means something.
+    """
+    found = plain(document)
+    if keep_order:
+        found = _sorted(found, keep_order)
+    text = json.dumps(found, separators=(",", ":"), sort_keys=not keep_order, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8")
+
+
+def _sorted(value: Any, keep_order: frozenset[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: item if key in keep_order else _sorted(item, keep_order) for key, item in sorted(value.items())}
+    return [_sorted(item, keep_order) for item in value] if isinstance(value, list) else value
 
 
 def plain(value: Any) -> Any:

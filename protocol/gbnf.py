@@ -120,7 +120,7 @@ def rest(grammar: str, text: str) -> str:
     if not state:
         raise BadRequest("the answer so far does not fit its grammar", field="grammar")
     # The same order each time.
-    tails = sorted(_flat(stack) for stack in state)
+    tails = sorted({_flat(stack) for stack in state}, key=_shown)
     root = " | ".join(_shown(tail) for tail in tails)
     lines = [f"root ::= {root}"]
     for number in _needed(parsed, tails):

@@ -51,6 +51,9 @@ MAX_FRAME_BYTES = 1 << 20
 """The largest frame of any link; a longer prompt is refused by the sender."""
 MAX_PROMPT_IDS = 1 << 18
 MAX_EMBED_TEXTS = 256
+_IN_ORDER = frozenset({"json_schema", "tools", "response_format"})
+"""Models write properties in the order of their schema, and an answer may go on elsewhere in the middle of them."""
+
 MAX_VECTOR_FLOATS = 200_000
 NO_STREAM = bytes(STREAM_BYTES)
 
@@ -166,7 +169,7 @@ def _write_prepare(writer: Writer, frame: Prepare) -> None:
         parallel_tool_calls=frame.request.parallel_tool_calls,
         response_format=frame.request.response_format,
     )
-    writer.piece(encode_document(head))
+    writer.piece(encode_document(head, _IN_ORDER))
     _write_ids(writer, ids)
     prefix = frame.request.prefix
     write_tokens(writer, prefix[0].index if prefix else 0, prefix)
