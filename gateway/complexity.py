@@ -7,11 +7,11 @@ prompt hard however short it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from gateway.prompt_features import Features, hashed
+from gateway.prompt_features import hashed
 
 KINDS = ("math", "code", "reasoning", "hard", "simple", "parts")
 
@@ -56,25 +56,18 @@ class Estimate:
 
     complexity: float
     hard: bool
-    tokens: int
 
 
-LANE_BITS = 12
-_LANE = (1 << LANE_BITS) - 1
-
-
-def estimate(features: Features, prompt_tokens: int, turns: int, tools: int = 0) -> Estimate:
+def estimate(marks: Sequence[int], prompt_tokens: int, turns: int, tools: int = 0) -> Estimate:
     """The estimate for a request.
 
     Args:
-        features: of the last turn, where the question stands.
+        marks: how many of each of KINDS stand in the last turn, where the question is.
         prompt_tokens: of the whole request, roughly.
         turns: of the user.
         tools: that are offered.
     """
-    found = sum(filter(None, map(_PACKED.get, features.hashes)))
-    counts = [(found >> shift) & _LANE for shift in range(0, LANE_BITS * len(KINDS), LANE_BITS)]
-    maths, code, reasoning, hard, simple, parts = counts
+    maths, code, reasoning, hard, simple, parts = marks
     score = (
         0.08
         + _grows(prompt_tokens, 64, 8192) * 0.45
@@ -87,7 +80,7 @@ def estimate(features: Features, prompt_tokens: int, turns: int, tools: int = 0)
         - min(simple, 2) * 0.10
     )
     score = max(score, HARD_FLOOR) if hard else score
-    return Estimate(min(1.0, max(0.0, score)), bool(hard), prompt_tokens)
+    return Estimate(min(1.0, max(0.0, score)), bool(hard))
 
 
 def _grows(value: float, least: float, most: float) -> float:
@@ -95,14 +88,10 @@ def _grows(value: float, least: float, most: float) -> float:
     return min(1.0, max(0.0, math.log(max(value, least) / least) / math.log(most / least)))
 
 
-def _pack_marks() -> dict[int, int]:
-    """A lane for each kind. Phrases have one or two tokens (two Chinese characters), each found by one hash."""
-    packed: dict[int, int] = {}
-    for lane, kind in enumerate(KINDS):
+def mark_hashes() -> dict[int, list[int]]:
+    """Hash -> indices of KINDS. Phrases have one or two tokens (two Chinese characters), each found by one hash."""
+    found: dict[int, list[int]] = {}
+    for at, kind in enumerate(KINDS):
         for phrase in MARKS[kind].split("|"):
-            *_, key = hashed(phrase)
-            packed[key] = packed.get(key, 0) | 1 << (LANE_BITS * lane)
-    return packed
-
-
-_PACKED = _pack_marks()
+            found.setdefault(hashed(phrase)[-1], []).append(at)
+    return found

@@ -40,17 +40,15 @@ def threshold(
         return Threshold(OUT_OF_REACH, ("no cloud target is up",))
     if not any(view.up for view in device):
         return Threshold(-OUT_OF_REACH, ("no target on the device is up",))
-    shifts = (
-        _budget(policy, signals),
-        *_device(policy, signals, device),
-        *_cloud(policy, cloud),
-        _latency(policy, device, cloud, prompt_tokens),
-    )
-    moved = [(shift, why) for shift, why in shifts if shift]
+    moved: list[Shift] = []
+    _budget(moved, policy, signals)
+    _device(moved, policy, signals, device)
+    _cloud(moved, policy, cloud)
+    _latency(moved, policy, device, cloud, prompt_tokens)
     if not moved:
         return Threshold(base)
     value = base + sum(shift for shift, _ in moved)
-    return Threshold(round(value, 6), tuple(f"{why} {shift:+.2f}" for shift, why in moved))
+    return Threshold(round(value, 6), tuple([f"{why} {shift:+.2f}" for shift, why in moved]))
 
 
 def budget_lift(points: Sequence[BudgetLift], left_ratio: float) -> float:
@@ -67,50 +65,57 @@ def budget_lift(points: Sequence[BudgetLift], left_ratio: float) -> float:
 
 
 Shift = tuple[float, str]
+"""By how much, and why."""
 
 
-def _budget(policy: DynamicRouting, signals: Signals) -> Shift:
+def _budget(moved: list[Shift], policy: DynamicRouting, signals: Signals) -> None:
     """The tighter of the two budgets counts."""
-    lefts = [(signals.day_left_ratio, "day"), (signals.month_left_ratio, "month")]
-    lifts = [(budget_lift(policy.budget_lifts, left), left, name) for left, name in lefts if left is not None]
-    if not lifts:
-        return 0.0, ""
-    lift, left, name = max(lifts, key=lambda item: item[0])
-    return lift, f"{left:.0%} of the {name}'s budget left"
+    tightest: tuple[float, float, str] | None = None
+    for left, name in ((signals.day_left_ratio, "day"), (signals.month_left_ratio, "month")):
+        if left is not None:
+            lift = budget_lift(policy.budget_lifts, left)
+            if tightest is None or lift > tightest[0]:
+                tightest = lift, left, name
+    if tightest is not None and tightest[0]:
+        lift, left, name = tightest
+        moved.append((lift, f"{left:.0%} of the {name}'s budget left"))
 
 
-def _device(policy: DynamicRouting, signals: Signals, device: Sequence[TargetView]) -> tuple[Shift, ...]:
-    low = signals.battery_ratio is not None and signals.battery_ratio < policy.battery_low_ratio
-    queue_s = min((view.queue_s for view in device if view.up), default=0.0)
-    return (
-        (-policy.battery_drop if low else 0.0, "low battery"),
-        (-policy.hot_drop if signals.hot else 0.0, "hot device"),
-        (-policy.queue_drop if queue_s >= policy.queue_s else 0.0, f"{queue_s:.0f} s of work wait on the device"),
-    )
+def _device(moved: list[Shift], policy: DynamicRouting, signals: Signals, device: Sequence[TargetView]) -> None:
+    if signals.battery_ratio is not None and signals.battery_ratio < policy.battery_low_ratio:
+        moved.append((-policy.battery_drop, "low battery"))
+    if signals.hot:
+        moved.append((-policy.hot_drop, "hot device"))
+    queue_s = min([view.queue_s for view in device if view.up])
+    if queue_s >= policy.queue_s:
+        moved.append((-policy.queue_drop, f"{queue_s:.0f} s of work wait on the device"))
 
 
-def _cloud(policy: DynamicRouting, cloud: Sequence[TargetView]) -> tuple[Shift, ...]:
+def _cloud(moved: list[Shift], policy: DynamicRouting, cloud: Sequence[TargetView]) -> None:
     """The healthiest target speaks for the cloud, for that one will be asked first."""
-    known = [view for view in cloud if view.up and view.seen >= LEAST_REQUESTS]
+    known = [view.ttft for view in cloud if view.up and view.seen >= LEAST_REQUESTS]
     if not known:
-        return ()
-    failing = min(view.ttft.failed_ratio for view in known)
-    slow_s = min(view.ttft.quantile_s(0.5) for view in known)
-    return (
-        (policy.failing_lift if failing >= policy.failing_ratio else 0.0, f"{failing:.0%} of cloud requests failed"),
-        (policy.slow_lift if slow_s > policy.slow_ttft_s else 0.0, "slow cloud"),
-    )
+        return
+    failing = min([ttft.failed_ratio for ttft in known])
+    if failing >= policy.failing_ratio:
+        moved.append((policy.failing_lift, f"{failing:.0%} of cloud requests failed"))
+    if min([ttft.quantile_s(0.5) for ttft in known]) > policy.slow_ttft_s:
+        moved.append((policy.slow_lift, "slow cloud"))
 
 
 def _latency(
-    policy: DynamicRouting, device: Sequence[TargetView], cloud: Sequence[TargetView], prompt_tokens: int
-) -> Shift:
+    moved: list[Shift],
+    policy: DynamicRouting,
+    device: Sequence[TargetView],
+    cloud: Sequence[TargetView],
+    prompt_tokens: int,
+) -> None:
     """Where a first token is wanted by a time and only one side keeps it, that side is preferred."""
-    if policy.max_ttft_s is None:
-        return 0.0, ""
-    here = any(view.up and view.prefill_seconds(prompt_tokens) <= policy.max_ttft_s for view in device)
-    there = any(view.up and (not view.ttft.samples or view.ttft.quantile_s(0.5) <= policy.max_ttft_s) for view in cloud)
-    if here == there:
-        return 0.0, ""
-    shift = policy.latency_shift if here else -policy.latency_shift
-    return shift, f"only the {'device' if here else 'cloud'} answers within {policy.max_ttft_s:g} s"
+    most_s = policy.max_ttft_s
+    if most_s is None:
+        return
+    here = any(view.up and view.prefill_seconds(prompt_tokens) <= most_s for view in device)
+    there = any(view.up and (not view.ttft.samples or view.ttft.quantile_s(0.5) <= most_s) for view in cloud)
+    if here != there:
+        shift = policy.latency_shift if here else -policy.latency_shift
+        moved.append((shift, f"only the {'device' if here else 'cloud'} answers within {most_s:g} s"))

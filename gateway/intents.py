@@ -18,20 +18,19 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from gateway.prompt_features import Features
+from gateway.prompt_features import MAX_FEATURES, Features
 from protocol.errors import ConfigError
 
 MODEL_FILE = Path(__file__).with_name("intents.bin")
 
 MAGIC = b"midstream-intents-1\n"
 
-LANE_BITS = 20
-"""Room for 4096 weights of eight bits."""
+LANE_BITS = 16
 
 OFFSET = 128
 """Added to each weight, so that lanes never borrow; all lanes get the same, so that differences stay."""
 
-_LANE = (1 << LANE_BITS) - 1
+assert MAX_FEATURES * (OFFSET + 127) < 1 << LANE_BITS, "a lane has room for every feature of a prompt"
 
 
 @frozen
@@ -54,17 +53,21 @@ class IntentModel:
     id: str
 
     def classify(self, features: Features) -> Intent:
-        """One sum over the features, then a softmax over the lanes; texts of any length have logits of one size."""
+        """The likeliest intent of a prompt."""
         total = sum(filter(None, map(self.packed.get, features.hashes)))
-        lanes = [(total >> shift) & _LANE for shift in self._shifts]
+        return self.likeliest(lanes_of(total, len(self.names)), features.tokens)
+
+    def likeliest(self, lanes: Sequence[int], tokens: int) -> Intent:
+        """By a softmax over the lanes' sums; texts of any length have logits of one size."""
         best = max(lanes)
-        unit = self.scale / math.sqrt(features.tokens or 1)
+        unit = self.scale / math.sqrt(tokens or 1)
         likely = sum([math.exp(unit * (lane - best)) for lane in lanes])
         return Intent(self.names[lanes.index(best)], 1.0 / likely)
 
-    @property
-    def _shifts(self) -> range:
-        return range(0, LANE_BITS * len(self.names), LANE_BITS)
+
+def lanes_of(total: int, count: int) -> tuple[int, ...]:
+    """The first `count` lanes of a sum of packed integers; there must be no more in it."""
+    return struct.unpack(f"<{count}H", total.to_bytes(count * LANE_BITS // 8, "little"))
 
 
 def write(names: Sequence[str], weights: Mapping[int, Sequence[int]], scale: float, threshold: float) -> bytes:

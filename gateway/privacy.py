@@ -70,7 +70,10 @@ class PrivacyGuard:
             [(text, by_path.get(path, ())) for path, text in found], self._secret, findings.scope
         )
         new = {path: after for (path, before), after in zip(found, changed, strict=True) if after != before}
-        return Redaction(_with_stops(chat_texts.with_texts(chat, new), made.values), made.restorer())
+        return Redaction(
+            _with_stops(chat_texts.with_texts(chat, new), made.values),
+            made.restorer(all_json=chat.response_format is not None),
+        )
 
     def _spans(self, chat: ChatRequest) -> tuple[Span, ...]:
         """All texts are looked at as one, for most hold nothing; only then one by one."""

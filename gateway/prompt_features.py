@@ -11,17 +11,22 @@ from zlib import crc32
 
 from attrs import frozen
 
-HEAD, TAIL = 160, 120
+HEAD, TAIL = 120, 90
 """Characters of a text that are read."""
 
-WIDE_HEAD, WIDE_TAIL = 70, 50
+WIDE_HEAD, WIDE_TAIL = 48, 36
 """The same for texts in Chinese, where a character says more."""
 
 WIDE_BYTES_RATIO = 1.5
 """UTF-8 bytes per character from which a text counts as Chinese."""
 
+MAX_TOKENS = 100
+"""Of what is read; only rows of signs have more."""
+
 STEM, STEM_SALT = 5, 77
 """Longer words count by their first letters too: `summarise` and `summary` are alike."""
+
+MAX_FEATURES = 2 * MAX_TOKENS + (HEAD + TAIL) // (STEM + 1)
 
 _TOKENS = re.compile(rb"[a-z]+|0+|[\xe4-\xe9][\x80-\xbf]{2}|[^\sa-z0\x80-\xff.,'\"]")
 _NO_DIGITS = bytes(ord("0") if chr(code).isdigit() else code for code in range(128)) + bytes(range(128, 256))
@@ -41,7 +46,7 @@ class Features:
 
 
 def features(text: str) -> Features:
-    """Features of one text; a few hundred hashes at most, whatever its length."""
+    """Features of one text; at most MAX_FEATURES hashes, whatever its length."""
     wide = not text.isascii() and len(text[:HEAD].encode("utf-8", "replace")) > WIDE_BYTES_RATIO * len(text[:HEAD])
     head, tail = (WIDE_HEAD, WIDE_TAIL) if wide else (HEAD, TAIL)
     if len(text) > head + tail:
@@ -57,7 +62,7 @@ def hashed(text: str) -> tuple[int, ...]:
 
 
 def _tokens(text: str) -> list[bytes]:
-    return _TOKENS.findall(text.lower().encode("utf-8", "replace").translate(_NO_DIGITS))
+    return _TOKENS.findall(text.lower().encode("utf-8", "replace").translate(_NO_DIGITS))[:MAX_TOKENS]
 
 
 def _hashes(tokens: Sequence[bytes]) -> tuple[int, ...]:

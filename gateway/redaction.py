@@ -36,9 +36,9 @@ class Placeholders:
 
     values: Mapping[str, str] = field(factory=dict, repr=False)
 
-    def restorer(self) -> StreamRestorer:
-        """One for each text that comes in pieces."""
-        return StreamRestorer(self.values)
+    def restorer(self, *, all_json: bool = False) -> StreamRestorer:
+        """One for each answer. all_json: its text is JSON too, as its request asked for."""
+        return StreamRestorer(self.values, all_json)
 
 
 def placeholders_for(
@@ -87,6 +87,7 @@ class StreamRestorer:
     """
 
     values: Mapping[str, str] = field(repr=False)
+    all_json: bool = False
     _pattern: re.Pattern[str] = field(init=False)
     _beginnings: frozenset[str] = field(init=False, repr=False)
     _longest: int = field(init=False)
@@ -101,7 +102,7 @@ class StreamRestorer:
     def feed(self, text: str, in_json: bool = False) -> str:
         """What may be shown so far. in_json: `text` is JSON, a value comes back as a part of a JSON string."""
         held = self._held + text
-        self._in_json = in_json
+        self._in_json = in_json or self.all_json
         whole_to = max((found.end() for found in self._pattern.finditer(held)), default=0)
         place = max(whole_to, len(held) - self._longest)
         while place < len(held) and held[place:] not in self._beginnings:

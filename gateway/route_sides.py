@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from attrs import frozen
@@ -43,16 +43,16 @@ class Sides:
 
 def sides(offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints) -> Sides:
     """The policy's models first, then all that are offered, until each side has one."""
-    edge = next(_found(offer, routing, caller, constraints, "device"), None)
-    cloud = None if constraints.local_only else next(_found(offer, routing, caller, constraints, "cloud"), None)
+    edge = _first(offer, routing, caller, constraints, "device")
+    cloud = None if constraints.local_only else _first(offer, routing, caller, constraints, "cloud")
     return Sides(edge, cloud)
 
 
 def side_of_target(
-    target: str, model: str | None, offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints
+    target: str, model: str | None, offer: Offer, caller: Caller, constraints: Constraints
 ) -> Side | None:
     """The side of a rule or a plugin: edge, cloud, or the one of a target's name; with this model if one is given."""
-    models = (model,) if model is not None else tuple(_models(offer, routing, caller))
+    models = (model,) if model is not None else tuple(_models(offer, caller))
     for name in models:
         views = tuple(view for view in _allowed(offer, name, constraints) if _is(target, view))
         if views and (caller.models is None or name in caller.models):
@@ -60,21 +60,19 @@ def side_of_target(
     return None
 
 
-def _found(
-    offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints, start: Start
-) -> Iterator[Side]:
+def _first(offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints, start: Start) -> Side | None:
     wanted = routing.models.get("edge" if start == "device" else "cloud")
-    order = _models(offer, routing, caller) if wanted is None else (wanted, *_models(offer, routing, caller))
-    for model in order:
-        views = tuple(view for view in _allowed(offer, model, constraints) if view.local == (start == "device"))
-        if views:
-            yield Side(start, model, views)
+    here = start == "device"
+    for model in _models(offer, caller) if wanted is None else (wanted, *_models(offer, caller)):
+        views = tuple([view for view in _allowed(offer, model, constraints) if view.local == here])
+        if views and (caller.models is None or model in caller.models):
+            return Side(start, model, views)
+    return None
 
 
-def _models(offer: Offer, routing: RoutingPolicy, caller: Caller) -> Iterator[str]:
-    for model in offer.models():
-        if caller.models is None or model in caller.models:
-            yield model
+def _models(offer: Offer, caller: Caller) -> Iterable[str]:
+    models = offer.models()
+    return models if caller.models is None else [model for model in models if model in caller.models]
 
 
 def _allowed(offer: Offer, model: str, constraints: Constraints) -> Sequence[TargetView]:

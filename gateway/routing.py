@@ -14,7 +14,7 @@ from gateway.context import Caller, Constraints
 from gateway.dynamic_routing import Threshold, threshold
 from gateway.intents import IntentModel, default_model
 from gateway.ports import AUTO, Findings, Level, Offer, Routed, check_model, constrained
-from gateway.prompt_features import features
+from gateway.prompt_reader import PromptReader
 from gateway.route_plugins import Asked, Plugins, Suggestion
 from gateway.route_rules import Facts, band_of, first_match
 from gateway.route_sides import Side, Sides, side_of_target, sides
@@ -23,7 +23,7 @@ from protocol.errors import NotFound
 from protocol.policy import Policy
 from protocol.policy_routing import IntentRouting, RouteRule, RoutingPolicy, is_edge, unarmed
 
-TOKENS_PER_CHARACTER = {"en": 0.25, "zh": 0.7}
+TOKENS_PER_CHARACTER, TOKENS_PER_CHARACTER_ZH = 0.25, 0.7
 """Rough, to tell short prompts from long ones before anything was tokenised."""
 
 
@@ -68,7 +68,7 @@ class PolicyRouter:
         model: IntentModel | None = None,
         plugins: Plugins | None = None,
     ) -> None:
-        self._given = model
+        self._reader = None if model is None else PromptReader(model)
         self._plugins = Plugins() if plugins is None else plugins
 
     def route(
@@ -91,14 +91,15 @@ class PolicyRouter:
     def facts(self, chat: ChatRequest, caller: Caller, routing: RoutingPolicy) -> Facts:
         """What is known of a request: by its size, its last turn, and what the client says of it."""
         text, characters, turns = _read(chat)
-        seen = features(text)
-        language = "zh" if seen.chinese else "en"
-        tokens = int(characters * TOKENS_PER_CHARACTER[language])
-        estimate = complexity.estimate(seen, tokens, turns, len(chat.tools))
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = PromptReader(default_model())
+        seen = reader.read(text)
+        tokens = int(characters * (TOKENS_PER_CHARACTER_ZH if seen.chinese else TOKENS_PER_CHARACTER))
+        estimate = complexity.estimate(seen.marks, tokens, turns, len(chat.tools))
         intent = caller.intent
-        if intent is None:
-            likely = self._model.classify(seen)
-            intent = likely.name if likely.probability >= believed_from(routing.intent, self._model) else None
+        if intent is None and seen.intent.probability >= believed_from(routing.intent, reader.model):
+            intent = seen.intent.name
         return Facts(
             prompt_tokens=tokens,
             complexity=estimate.complexity,
@@ -110,10 +111,6 @@ class PolicyRouter:
             tools=bool(chat.tools),
             labels=caller.labels,
         )
-
-    @property
-    def _model(self) -> IntentModel:
-        return self._given or default_model()
 
     def close(self) -> None:
         """End the plugins' threads."""
@@ -142,7 +139,7 @@ class PolicyRouter:
         for rule, level, reason in wishes:
             if is_edge(rule.target) and not _edge_may(facts, both, policy):
                 continue
-            side = side_of_rule(rule, both, offer, routing, caller, constraints)
+            side = side_of_rule(rule, both, offer, caller, constraints)
             if side is not None and (side.up or rule.strict):
                 return Verdict(side, level, reason, rule.strict)
         return None
@@ -162,15 +159,13 @@ def _threshold(facts: Facts, both: Sides, offer: Offer, caller: Caller, routing:
     return threshold(routing.cloud_threshold, routing.dynamic, signals, here, there, facts.prompt_tokens)
 
 
-def side_of_rule(
-    rule: RouteRule, both: Sides, offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints
-) -> Side | None:
+def side_of_rule(rule: RouteRule, both: Sides, offer: Offer, caller: Caller, constraints: Constraints) -> Side | None:
     """Who answers a rule; the sides as they were found serve for `edge` and `cloud` without a model."""
     if rule.model is None and is_edge(rule.target):
         return both.edge
     if rule.model is None and rule.target.lower() == "cloud":
         return both.cloud
-    return side_of_target(rule.target, rule.model, offer, routing, caller, constraints)
+    return side_of_target(rule.target, rule.model, offer, caller, constraints)
 
 
 def _edge_may(facts: Facts, both: Sides, policy: Policy) -> bool:

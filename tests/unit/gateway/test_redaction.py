@@ -88,6 +88,8 @@ def test_arguments_of_a_tool_call_stay_json() -> None:
     text = "".join(restorer.feed(piece, in_json=True) for piece in arguments) + restorer.flush()
     assert json.loads(text) == {"to": 'Zoë "Z"'}
     assert restored(made, [left]) == 'write to Zoë "Z" now'
+    whole = made.restorer(all_json=True)
+    assert json.loads(whole.feed(arguments) + whole.flush()) == {"to": 'Zoë "Z"'}
 
 
 def test_values_are_in_no_representation() -> None:
