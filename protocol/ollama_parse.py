@@ -7,8 +7,10 @@ this side; an option that would change the answer and cannot be honoured is refu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from attrs import evolve
 
 from protocol.chat import ChatRequest, EmbeddingsRequest, tool_call
 from protocol.errors import BadRequest, TooLarge, Unsupported
@@ -51,7 +53,7 @@ def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
         raise BadRequest("messages must be a non-empty list", field="messages")
     if len(listed) > MAX_MESSAGES:
         raise TooLarge(f"messages has {len(listed)} entries, at most {MAX_MESSAGES} are taken", field="messages")
-    turns = tuple(_turn(turn, f"messages[{number}]") for number, turn in enumerate(listed))
+    turns = _linked([_turn(turn, f"messages[{number}]") for number, turn in enumerate(listed)])
     return ChatRequest(prompt=checked_images(turns), tools=tools, tool_choice=choice, **_shared(fields))
 
 
@@ -148,13 +150,36 @@ def _turn(raw: Any, path: str) -> Message:
     return Message(
         role=str(raw["role"]),
         content=text,
-        tool_calls=tuple(_call(call, number, f"{path}.tool_calls[{number}]") for number, call in enumerate(calls)),
+        tool_calls=tuple(_call(call, f"{path}.tool_calls[{number}]") for number, call in enumerate(calls)),
         tool_call_id=_text(raw, "tool_name", "", f"{path}.") or None,
         parts=parts,
     )
 
 
-def _call(raw: Mapping[str, Any], number: int, path: str) -> Mapping[str, Any]:
+def _linked(turns: Sequence[Message]) -> tuple[Message, ...]:
+    """Calls with ids of their own; results with the id of the call they answer: by name, else the first open one."""
+    made: list[Message] = []
+    open_calls: list[tuple[str, str]] = []
+    count = 0
+    for turn in turns:
+        calls = []
+        for call in turn.tool_calls:
+            count += 1
+            id_ = call["id"] or f"call_{count}"
+            open_calls.append((id_, call["function"]["name"]))
+            calls.append(tool_call(id_, call["function"]["name"], call["function"]["arguments"]))
+        id_ = turn.tool_call_id
+        if turn.role == "tool":
+            named = next((one for one in open_calls if one[1] == turn.tool_call_id), None)
+            found = named or (open_calls[0] if open_calls and not turn.tool_call_id else None)
+            if found is not None:
+                open_calls.remove(found)
+                id_ = found[0]
+        made.append(evolve(turn, tool_calls=tuple(calls), tool_call_id=id_))
+    return tuple(made)
+
+
+def _call(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     function = raw.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRequest("a tool call has a function with a name", field=f"{path}.function")
@@ -162,7 +187,7 @@ def _call(raw: Mapping[str, Any], number: int, path: str) -> Mapping[str, Any]:
     if not isinstance(arguments, Mapping):
         raise BadRequest("arguments must be an object", field=f"{path}.function.arguments")
     text = clean(json.dumps(arguments, ensure_ascii=False), path)
-    return tool_call(str(raw.get("id") or f"call_{number}")[:256], clean(function["name"], path), text)
+    return tool_call(str(raw.get("id") or "")[:256], clean(function["name"], path), text)
 
 
 def _text(raw: Mapping[str, Any], name: str, default: str, prefix: str = "") -> str:
