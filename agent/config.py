@@ -64,6 +64,7 @@ class AgentConfig:
     tensor_threads: int = 0
     text_model: str | None = None
     text_engine: Literal["llama_server", "llama_cpp", "onnx_genai", "openai_compat"] = "llama_server"
+    text_stands_in_for: tuple[str, ...] = ()
     text_threads: int = 0
     text_url: str | None = None
     text_key: str | None = field(default=None, repr=False)

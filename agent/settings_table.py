@@ -147,6 +147,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "text_engine", _choice("llama_server", "llama_cpp", "onnx_genai", "openai_compat"), "engine for the text model"
     ),
+    Setting("text_stands_in_for", _names, "stronger models it may answer for, where dispatch.weaker_model consents"),
     Setting("text_threads", _whole(0, 256), "threads for text; 0: decided from the cores"),
     Setting("text_url", _text, "base URL of an OpenAI-compatible server, for text_engine openai_compat"),
     Setting("text_key", _key, "API key of the server at text_url", secret=True),

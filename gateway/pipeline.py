@@ -316,7 +316,7 @@ class TextWay:
         self, chat: ChatRequest, targets: Sequence[Target], routed: Routed, policy: Policy
     ) -> dispatch.DispatchPlan:
         now_s, start = self.ports.clock(), routed.start or policy.dispatch.start
-        views = [self.board.view(target, chat.model, now_s) for target in targets]
+        views = [self.board.view(target, chat.model, now_s, chat.prompt) for target in targets]
         prompt_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN
         return self.dispatcher.plan(
             chat.model,

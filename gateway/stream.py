@@ -148,6 +148,7 @@ class StreamOwner:
         self.ttft_s = self._ports.clock() - self._begun_s
         fresh = max(0, self.prompt_tokens - self.cached_tokens)
         self._ports.board.started(live.target, self._context.model, live.ttft_s, fresh, self.cached_tokens)
+        self._ports.board.read(live.target, self._context.model, self._request.prompt)
         self._take(live)
 
     async def _begin(self, target: Target, at: int) -> Live:

@@ -10,12 +10,13 @@ from statistics import median
 from attrs import define, evolve, field, frozen
 
 from engines.port import RelayingEngine, TextEngine
+from gateway.dispatch_prefix import PrefixMemory
 from gateway.ttft import SERVER_PRIOR_S, Ecdf, TtftWindow
 from profiles.energy import flops_per_token
 from profiles.rates import Slowdowns
 from protocol.errors import RejectedError
 from protocol.policy import DispatchPolicy, TokenPrice
-from protocol.text import TextCapabilities
+from protocol.text import Prompt, TextCapabilities
 
 WINDOW = 32
 """Recent requests per target that rates are made of; TTFTs have a longer window of their own."""
@@ -79,7 +80,8 @@ class TargetView:
 
     ttft: of recent requests, made of `seen` of them and of a prior (remote targets) while they are few. prefill_s:
     seconds per prompt token now, a local target's slow-down included (0: unknown). tokens_per_s: decode rate, None when
-    never seen. cached_ratio: share of prompt tokens that were in its cache. continues: how it takes over an answer.
+    never seen. cached_ratio: share of prompt tokens that were in its cache. known_ratio: share of the prompt at hand
+    that a local target has read before, as far as known. continues: how it takes over an answer.
     """
 
     name: str
@@ -94,12 +96,13 @@ class TargetView:
     price_out: float = 0.0
     price_cached_in: float | None = None
     cached_ratio: float = 0.0
+    known_ratio: float = 0.0
     parameters: float | None = None
     continues: str = "text"
 
     def prefill_seconds(self, tokens: int) -> float:
-        """Seconds to the first token of a prompt with `tokens` uncached tokens: queue and prefill, as far as known."""
-        return self.queue_s + self.prefill_s * tokens
+        """Seconds to the first token of a prompt with `tokens` tokens: queue and prefill of what is not known there."""
+        return self.queue_s + self.prefill_s * tokens * (1.0 - self.known_ratio)
 
 
 @define
@@ -108,6 +111,7 @@ class _Watch:
     others to serve when it was looked at last."""
 
     ttft: TtftWindow
+    prefixes: PrefixMemory = field(factory=PrefixMemory)
     best_s: float = 0.0
     best_tokens: int = 0
     queued: bool = False
@@ -200,8 +204,13 @@ class TargetBoard:
         """Capabilities if they were asked before; nothing is sent."""
         return self._watch(target, model).capabilities
 
-    def view(self, target: Target, model: str, now_s: float) -> TargetView:
-        """What decisions may know of `target` now. Asks the engine for its load only."""
+    def read(self, target: Target, model: str, prompt: Prompt) -> None:
+        """A local target has this prompt in its cache now."""
+        if target.local:
+            self._watch(target, model).prefixes.read(prompt)
+
+    def view(self, target: Target, model: str, now_s: float, prompt: Prompt = "") -> TargetView:
+        """What decisions may know of `target` now, for `prompt`. Asks the engine for its load only."""
         watch = self._watch(target, model)
         queue_s = target.engine.load().wait_s
         watch.queued = queue_s > 0
@@ -218,6 +227,7 @@ class TargetBoard:
             price_out=target.price_out,
             price_cached_in=target.price_cached_in,
             cached_ratio=sum(watch.cached) / len(watch.cached) if watch.cached else 0.0,
+            known_ratio=watch.prefixes.cached_ratio(prompt) if target.local and prompt else 0.0,
             parameters=target.parameters,
             continues=watch.capabilities.continues if watch.capabilities else "text",
         )

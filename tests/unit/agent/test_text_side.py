@@ -60,6 +60,7 @@ async def test_the_profile_tells_the_gateway_what_the_device_can_do(
 ) -> None:
     path = model_file(MODEL)
     flags = {"models_dir": str(path.parent.parent), "text_model": MODEL, "text_threads": 1, "context_tokens": 256}
+    flags["text_stands_in_for"] = "large"
     kept: list[Measured] = []
     side = side_of(tmp_path, lambda: tuple(kept), **flags)
     digest = side._store.entry(MODEL).sha256
@@ -76,6 +77,8 @@ async def test_the_profile_tells_the_gateway_what_the_device_can_do(
         await side.open()
         assert (device().prefill_tokens_per_s, device().tokens_per_s) == (100.0, 8.0)
         assert (device().engine_name, device().slowdowns) == ("llama_server", side._slowdowns)
+        assert device().parameters == pytest.approx(134.5e6, rel=0.01)
+        assert (device().models, device().weaker) == (frozenset({MODEL, "large"}), frozenset({"large"}))
         side.learn([row("decode", 0.25)])
         assert (device().prefill_tokens_per_s, device().tokens_per_s) == (None, 4.0)
     finally:

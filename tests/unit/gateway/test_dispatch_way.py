@@ -124,3 +124,28 @@ async def _until(done: Callable[[], bool]) -> None:
     async with asyncio.timeout(5.0):
         while not done():
             await asyncio.sleep(0.02)
+
+
+async def test_a_weaker_model_stands_in_only_with_the_policys_consent() -> None:
+    device, cloud = FakeTextEngine(answer_tokens=8), FakeTextEngine(answer_tokens=8)
+    cloud.fail("prepare", LinkClosed("gone"))
+    weak = Target("device", True, device, frozenset({"small", MODEL}), weaker=frozenset({MODEL}))
+    policy = [Policy(migration=STAY)]
+    ports = GatewayPorts(
+        targets=lambda: (weak, Target("cloud", False, cloud, frozenset({MODEL}))), policy=lambda: policy[0]
+    )
+    way = TextWay(GatewaySettings(drain_s=0.1), ports)
+    chat = ChatRequest(MODEL, "hello", Sampling(max_tokens=8), endpoint="completion")
+
+    async def sides() -> tuple[tuple[str, int], ...]:
+        answer = await way.answer(chat)
+        async for _ in answer.pieces():
+            pass
+        return answer.owner.sides
+
+    with pytest.raises(LinkClosed):
+        await sides()
+    assert device.prepared == [], "not even as a fallback"
+    policy[0] = evolve(policy[0], dispatch=DispatchPolicy(weaker_model=True))
+    assert await sides() == (("device", 8),)
+    await way.stop()
