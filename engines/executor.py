@@ -20,6 +20,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from attrs import define, field, frozen
 
 from engines.admission import MAX_WAITING, Admission, Decision, Load, WhenFull
+from engines.stop import Stopped
 from profiles.facts import usable_cores
 from protocol.clock import Clock
 from protocol.errors import EngineError, Full
@@ -334,7 +335,8 @@ class BoundedExecutor:
         ticket.run_s = self._clock() - started_s
         with self._changed:
             at_once = (ticket.running_at_start + self.running) / 2
-            self._admission.add(ticket.run_s, at_once)
+            if not isinstance(error, Stopped):  # a part of a run is no measure of one
+                self._admission.add(ticket.run_s, at_once)
             if by_caller:
                 self._running_callers -= 1
             else:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engines.model_inputs import match_inputs
 from engines.port import TensorAnswer
+from engines.stop import Stop
 from protocol.errors import EngineError, MidstreamError, NotFound
 from protocol.tensors import Tensor, TensorSpec
 
@@ -75,8 +76,20 @@ class FakeTensorModel:
         self._closed = True
 
 
+class FakeStoppableModel(FakeTensorModel):
+    """Its sleep ends with the run."""
+
+    def run_until(self, inputs: Sequence[Tensor], stop: Stop) -> Sequence[Tensor]:
+        stop.wait(self._delay_s)
+        delay_s, self._delay_s = self._delay_s, 0.0
+        try:
+            return self.run(inputs)
+        finally:
+            self._delay_s = delay_s
+
+
 class FakeTensorRuntime:
-    """Loads files that begin with MAGIC; remembers its models in `loaded`."""
+    """Loads files that begin with MAGIC; remembers its models in `loaded`. stoppable: their runs can be stopped."""
 
     name = "fake"
     version = "1"
@@ -88,7 +101,9 @@ class FakeTensorRuntime:
         load_delay_s: float = 0.0,
         failures: Sequence[BaseException] = (),
         rows: int | None = None,
+        stoppable: bool = False,
     ) -> None:
+        self.stoppable = stoppable
         self._rows = rows
         self._delay_s = delay_s
         self._load_delay_s = load_delay_s
@@ -104,7 +119,8 @@ class FakeTensorRuntime:
             raise EngineError(f"{file.name} is not there") from err
         if not is_model:
             raise EngineError(f"{file.name} is not a fake model")
-        model = FakeTensorModel(delay_s=self._delay_s, failures=self.failures, rows=self._rows)
+        kind = FakeStoppableModel if self.stoppable else FakeTensorModel
+        model = kind(delay_s=self._delay_s, failures=self.failures, rows=self._rows)
         self.loaded.append(model)
         return model
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve
 
-from engines.local import LocalEndpoint
+from engines.local import Left, LocalEndpoint
 from engines.port import TensorAnswer, TensorEndpoint
 from protocol.errors import BadRequest, LinkTimeout, MidstreamError, NotFound
 from protocol.models import foreign_name
@@ -59,7 +59,13 @@ class ForwardingEndpoint(LocalEndpoint):
         super().unregister(name)
 
     async def infer(
-        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        *,
+        load: bool = True,
+        left: Left | None = None,
     ) -> TensorAnswer:
         """As LocalEndpoint.infer; what the server refuses or cannot do is run here."""
         began_s = self._clock()
@@ -74,7 +80,7 @@ class ForwardingEndpoint(LocalEndpoint):
                 self._answered()
                 return evolve(answer, digest=digest, compute_s=max(0.0, self._clock() - began_s - answer.wait_s))
         left_s = max(0.001, deadline_s - (self._clock() - began_s))
-        return await super().infer(model, inputs, left_s, load=load)
+        return await super().infer(model, inputs, left_s, load=load, left=left)
 
     def wait_s(self) -> float:
         """The wait where a request would go now."""

@@ -16,9 +16,10 @@ from attrs import define, field, frozen
 from engines.digest import file_sha256
 from engines.executor import BoundedExecutor, Ticket
 from engines.pool import RETRY_AFTER_S, Closable, Lease, ModelPool, estimate_bytes
-from engines.port import TensorAnswer, TensorModel, TensorRuntime
+from engines.port import StoppableModel, TensorAnswer, TensorModel, TensorRuntime
+from engines.stop import Stop
 from protocol.clock import Clock
-from protocol.errors import BadRequest, EngineError, Full, Loading, NotFound
+from protocol.errors import BadRequest, EngineError, Full, Loading, MidstreamError, NotFound
 from protocol.models import CatalogueEntry
 from protocol.pulse import Pulse
 from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 RunModel = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """One run of a loaded model; blocking, for the worker's thread."""
+
+Left = Callable[[float], None]
+"""Told how many seconds a run went on whose caller left."""
 
 
 WARM_RUNS = 3
@@ -70,9 +74,11 @@ class _Slot:
     def close(self) -> None:
         self.model.close()
 
-    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def run(self, inputs: Sequence[Tensor], stop: Stop | None = None) -> Sequence[Tensor]:
         try:
             with self.turn or contextlib.nullcontext():
+                if stop is not None and isinstance(self.model, StoppableModel):
+                    return self.model.run_until(inputs, stop)
                 return self.model.run(inputs)
         except MemoryError as err:
             raise EngineError("no memory left for this run", next_step="free memory, or use another arm") from err
@@ -132,22 +138,36 @@ class LocalEndpoint:
         )
 
     async def infer(
-        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        *,
+        load: bool = True,
+        left: Left | None = None,
     ) -> TensorAnswer:
         """Answer within `deadline_s` seconds from now.
 
-        load: False raises Loading at once for a model that is not in memory.
+        load: False raises Loading at once for a model that is not in memory. left: see `run`.
         Raises NotFound, BadRequest, Full (no room, or the queue alone would pass the deadline) or EngineError.
         """
         asked = tuple(inputs)
-        outputs, digest, wait_s, run_s = await self.run(model, lambda run: run(asked), deadline_s, load=load)
+        outputs, digest, wait_s, run_s = await self.run(model, lambda run: run(asked), deadline_s, load=load, left=left)
         return TensorAnswer(outputs, digest, wait_s=wait_s, compute_s=run_s)
 
     async def run(
-        self, model: str, work: Callable[[RunModel], T], deadline_s: float, *, load: bool = True
+        self,
+        model: str,
+        work: Callable[[RunModel], T],
+        deadline_s: float,
+        *,
+        load: bool = True,
+        left: Left | None = None,
     ) -> tuple[T, str, float, float]:
         """Do `work` with a loaded model on a worker, as `infer` does its one run.
 
+        Who leaves before the end, cancelled or out of time, stops the run, if its runtime can. left: called in this
+        event loop when the run of a caller who left is over, with the seconds that it ran.
         Returns what it returned, the digest, and the seconds it waited and ran.
         """
         began_s = self._clock()
@@ -157,17 +177,25 @@ class LocalEndpoint:
         try:
             async with asyncio.timeout(deadline_s):
                 lease = await self._lease(self._resolve(model)) if load else self._leased(model)
-                run = _Run(lease, work)
+                run = _Run(lease, work, self._clock)
                 try:
                     result, ticket = await self._executor.run_timed(run)
-                finally:
-                    run.abandon()
+                except BaseException:
+                    run.leave(left)
+                    raise
         except TimeoutError as err:
             raise EngineError(
                 f"{model} did not answer within {deadline_s:.2f} s", next_step="allow more time, or use another arm"
             ) from err
         assert result is not None
         return result, run.digest, self._waited(ticket, began_s), ticket.run_s
+
+    def stops(self, name: str) -> bool:
+        """Whether a run of `name` ends soon after its caller has left."""
+        try:
+            return bool(getattr(self._runtimes.get(self._resolve(name).runtime), "stoppable", False))
+        except MidstreamError:
+            return False
 
     def pulses(self) -> tuple[Pulse, ...]:
         """Signs of life of the threads that load and warm models; the executor has its own."""
@@ -310,32 +338,60 @@ class LocalEndpoint:
 
 
 class _Run(Generic[T]):
-    """Work under a lease. Whoever is first, the worker or the one who gives up, takes the lease and ends it.
+    """Work under a lease. Whoever is first, the worker or the one who leaves, takes the lease and ends it.
 
-    So work that was cancelled in the queue frees its model at once, and work under way keeps it until it ends.
+    So work that was cancelled in the queue frees its model at once, and work under way is stopped, or keeps it until it
+    ends by itself.
     """
 
-    def __init__(self, lease: Lease[Closable], work: Callable[[RunModel], T]) -> None:
+    def __init__(self, lease: Lease[Closable], work: Callable[[RunModel], T], clock: Clock) -> None:
         slot = lease.value
         assert isinstance(slot, _Slot)
         self.digest = slot.digest
         self._slot = slot
         self._lease = lease
         self._work = work
+        self._clock = clock
         self._claim = threading.Lock()
+        self._stop = Stop()
+        self._over = threading.Lock()
+        self._ran_s: float | None = None
+        self._tell: Callable[[float], None] | None = None
 
     def __call__(self) -> T | None:
         if not self._claim.acquire(blocking=False):
             return None
+        began_s = self._clock()
         try:
-            return self._work(self._slot.run)
+            return self._work(lambda inputs: self._slot.run(inputs, self._stop))
         finally:
             self._lease.release()
+            self._ended(self._clock() - began_s)
 
-    def abandon(self) -> None:
-        """Nobody waits any more."""
+    def leave(self, left: Left | None) -> None:
+        """Nobody waits any more; from the event loop."""
         if self._claim.acquire(blocking=False):
             self._lease.release()
+            self._ended(0.0)
+        self._stop.ask()
+        if left is None:
+            return
+        loop = asyncio.get_running_loop()
+        with self._over:
+            ran_s, self._tell = self._ran_s, lambda seconds: _call(loop, left, seconds)
+        if ran_s is not None:
+            left(ran_s)
+
+    def _ended(self, ran_s: float) -> None:
+        with self._over:
+            self._ran_s, tell = ran_s, self._tell
+        if tell is not None:
+            tell(ran_s)
+
+
+def _call(loop: asyncio.AbstractEventLoop, left: Left, ran_s: float) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed while the work ran; nobody listens any more
+        loop.call_soon_threadsafe(left, ran_s)
 
 
 def _loader(runtime: TensorRuntime, wanted: Registered, threads: int, warm_by: Clock | None) -> Callable[[], _Slot]:

@@ -11,6 +11,7 @@ from engines.arrays import to_array, to_tensor
 from engines.digest import file_sha256
 from engines.model_inputs import match_inputs
 from engines.registry import import_native
+from engines.stop import Stop
 from protocol.errors import BadRequest, EngineError
 from protocol.tensors import Tensor, TensorSpec
 
@@ -26,6 +27,7 @@ class OnnxRuntime:
     """Loads ONNX files with the CPU provider."""
 
     name = "onnx"
+    stoppable = True
 
     @property
     def version(self) -> str:
@@ -82,12 +84,29 @@ class OnnxModel:
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """All outputs in order. Raises BadRequest for inputs that do not fit, EngineError when the graph fails."""
+        return self._run(inputs, None)
+
+    def run_until(self, inputs: Sequence[Tensor], stop: Stop) -> Sequence[Tensor]:
+        """As `run`; ends with Stopped at the next operator once `stop` asks for it."""
+        options = import_native("onnxruntime", install="midstream[onnx]").RunOptions()
+
+        def terminate() -> None:
+            options.terminate = True
+
+        with stop.during(terminate):
+            try:
+                return self._run(inputs, options)
+            except EngineError:
+                stop.check()
+                raise
+
+    def _run(self, inputs: Sequence[Tensor], options: Any) -> Sequence[Tensor]:
         session = self._session
         if session is None:
             raise EngineError(f"{self._file.name} was closed")
         feed = {tensor.name: to_array(tensor) for tensor in match_inputs(inputs, self._inputs)}
         try:
-            arrays = session.run(None, feed)
+            arrays = session.run(None, feed, options)
         except Exception as err:  # the binding's errors share no root of their own
             free = any(None in spec.shape for spec in self._inputs)
             raise _run_error(err, self._file.name, free) from err

@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from attrs import field, frozen
 
+from engines.stop import Stop
 from links.port import WireTimes
 from protocol.events import TransferSample
 from protocol.tensors import Tensor, TensorSpec
@@ -35,6 +36,15 @@ class TensorModel(Protocol):
 
     def close(self) -> None:
         """Free the model; idempotent."""
+        ...
+
+
+@runtime_checkable
+class StoppableModel(Protocol):
+    """A loaded model whose run can be ended early, within one operator of its graph."""
+
+    def run_until(self, inputs: Sequence[Tensor], stop: Stop) -> Sequence[Tensor]:
+        """As TensorModel.run. Raises engines.stop.Stopped soon after `stop` asks for the end."""
         ...
 
 

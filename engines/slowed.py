@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engines.port import TensorModel, TensorRuntime
+from engines.port import StoppableModel, TensorModel, TensorRuntime
+from engines.stop import Stop
 from protocol.clock import Clock
 from protocol.tensors import Tensor, TensorSpec
 
@@ -40,9 +41,15 @@ class SlowedRuntime:
     def version(self) -> str:
         return self._runtime.version
 
+    @property
+    def stoppable(self) -> bool:
+        return bool(getattr(self._runtime, "stoppable", False))
+
     def load(self, file: Path, threads: int) -> TensorModel:
         """As the runtime's own; loading is not slowed."""
-        return _SlowedModel(self._runtime.load(file, threads), self.factor, self._clock, self._sleep)
+        model = self._runtime.load(file, threads)
+        kind = _SlowedStoppable if isinstance(model, StoppableModel) else _SlowedModel
+        return kind(model, self.factor, self._clock, self._sleep)
 
 
 class _SlowedModel:
@@ -72,3 +79,14 @@ class _SlowedModel:
 
     def close(self) -> None:
         self._model.close()
+
+
+class _SlowedStoppable(_SlowedModel):
+    """The waiting ends with the run."""
+
+    def run_until(self, inputs: Sequence[Tensor], stop: Stop) -> Sequence[Tensor]:
+        assert isinstance(self._model, StoppableModel)
+        began_s = self._clock()
+        outputs = self._model.run_until(inputs, stop)
+        stop.wait((self._clock() - began_s) * (self._factor - 1))
+        return outputs

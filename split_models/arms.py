@@ -45,8 +45,16 @@ class LocalModels(Protocol):
     """Models of this device by name; engines.local.LocalEndpoint is one."""
 
     async def infer(
-        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        *,
+        load: bool = True,
+        left: Callable[[float], None] | None = None,
     ) -> TensorAnswer: ...
+
+    def stops(self, name: str) -> bool: ...
 
 
 class Compute(Protocol):
@@ -99,7 +107,8 @@ class Work:
 
     before_s, before_queue_s: what making it took, and the wait for that. making: one arm at a time makes it. can_wait:
     it may stand behind others, so that a burst of such requests costs nobody else anything. asked_s: when a far end was
-    asked last; before that no time was spent on a link.
+    asked last; before that no time was spent on a link. left: told the device seconds of a device arm that was
+    cancelled in its run, once that run is over.
     """
 
     encoded: bytes | memoryview | None
@@ -110,6 +119,7 @@ class Work:
     making: asyncio.Lock = field(factory=asyncio.Lock)
     can_wait: bool = False
     asked_s: float | None = None
+    left: Callable[[float], None] | None = None
 
 
 class Arms:
@@ -146,7 +156,13 @@ class Arms:
     async def _device(self, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
         ends_s = self._clock() + deadline_s
         made = await self._before(plan, work)
-        answer, queue_s = await self._here(plan.whole, made, ends_s, load=True)
+        left = work.left
+
+        def run_over(ran_s: float) -> None:
+            if left is not None:
+                left(work.before_s + ran_s)
+
+        answer, queue_s = await self._here(plan.whole, made, ends_s, load=True, left=run_over)
         after, after_queue_s, after_s = await self._after(plan, work, made, answer.outputs)
         spent = Spent(
             queue_s=work.before_queue_s + queue_s + after_queue_s,
@@ -221,10 +237,16 @@ class Arms:
         there_s = self._clock() - sent_s - done.wait_s - done.run_s
         return done.answer, _there(done.answer, max(0.0, there_s)), (done.result, done.wait_s, done.run_s)
 
-    async def _here(self, model: str, made: Made, ends_s: float, *, load: bool) -> tuple[TensorAnswer, float]:
+    def stops(self, plan: ModelPlan) -> bool:
+        """Whether a device arm that is cancelled leaves the device soon."""
+        return self._local.stops(plan.whole)
+
+    async def _here(
+        self, model: str, made: Made, ends_s: float, *, load: bool, left: Callable[[float], None] | None = None
+    ) -> tuple[TensorAnswer, float]:
         """A model of this device, and the seconds that were not its run: waiting, and coming back."""
         asked_s = self._clock()
-        answer = await self._local.infer(model, made.inputs, self._left(ends_s), load=load)
+        answer = await self._local.infer(model, made.inputs, self._left(ends_s), load=load, left=left)
         return answer, max(answer.wait_s, self._clock() - asked_s - answer.compute_s)
 
     async def _ask(

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import isfinite
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge
-from split_models.planner import Proposal, exploration, explore_now, link_seconds, propose, slower_way, worth_a_look
+from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, seconds_weight, weighed_s
+from split_models.planner import Proposal, exploration, explore_now, propose, slower_way, still_needed_s, worth_a_look
 from split_models.switch import Held, hold
 
 PATIENCE_RATIO = 3.0
@@ -37,7 +37,7 @@ class Decision:
 
     device_s: what the whole model would take on this device now, without waiting; 0 when it is not on offer. cost: of
     the arm. covered: the allowance for hedges suffices to start the device beside it. waits: a switch is due, and put
-    off until the look at that link has ended.
+    off until the look at that link has ended. began_s: when it was asked for.
     """
 
     arm: Arm
@@ -48,6 +48,7 @@ class Decision:
     cost: ArmCost | None = None
     covered: bool = False
     waits: bool = False
+    began_s: float = 0.0
 
 
 @define
@@ -120,21 +121,40 @@ class Decider:
         left = self._switch(seat, proposal, policy, now_s, covered, looking)
         reason = seat.held.reason if left is not None else proposal.reason
         cost = next((cost for cost in costs if cost.arm == seat.held.arm), None)
-        return Decision(seat.held.arm, reason, proposal, left, device_s, cost, covered, seat.waits)
+        arm = seat.held.arm
+        if left is None and cost is not None and not covered and _outrun(cost, proposal, views, policy):
+            arm, reason, cost = DEVICE_ARM, f"{arm} may well be later than the device", None
+        return Decision(arm, reason, proposal, left, device_s, cost, covered, seat.waits, now_s)
 
-    def hedge(self, decision: Decision, views: Mapping[str, LinkView], elapsed_s: float, policy: SplitPolicy) -> Hedge:
-        """When to start the device too, for a request that has waited `elapsed_s`; may be asked again meanwhile."""
+    def hedge(
+        self,
+        decision: Decision,
+        views: Mapping[str, LinkView],
+        now_s: float,
+        policy: SplitPolicy,
+        *,
+        stoppable: bool = False,
+    ) -> Hedge:
+        """When to start the device too, for a request under way; may be asked again meanwhile.
+
+        stoppable: a run on the device that loses is stopped.
+        """
         entry, device = decision.proposal.of(decision.arm), decision.proposal.of(DEVICE_ARM)
         if entry is None or device is None or decision.cost is None or not isfinite(entry.predicted_s):
             return NEVER
-        link_s = max(entry.link_s, link_seconds(decision.cost, views))
-        seen = evolve(entry, link_s=link_s, predicted_s=entry.predicted_s - entry.link_s + link_s)
         view = slower_way(decision.cost, views)
-        return hedge(seen, device, view, elapsed_s, self._budget.allowance_s(policy), policy, decision.device_s)
+        left_s = still_needed_s(decision.cost, views, decision.began_s)
+        elapsed_s, allowance_s = max(0.0, now_s - decision.began_s), self._budget.allowance_s(policy)
+        run_s = decision.device_s
+        return hedge(entry, device, view, elapsed_s, allowance_s, policy, run_s, left_s=left_s, stoppable=stoppable)
 
     def hedged(self, decision: Decision) -> None:
         """The device was started beside the link: its seconds count against the allowance, whoever wins."""
         self._budget = self._budget.started(decision.device_s)
+
+    def hedge_over(self, decision: Decision, ran_s: float) -> None:
+        """That run is over after `ran_s` device seconds; what it did not use may be spent by another hedge."""
+        self._budget = self._budget.over(decision.device_s, ran_s)
 
     @property
     def budget(self) -> HedgeBudget:
@@ -277,3 +297,19 @@ class Decider:
 
     def _link(self, name: str) -> _LinkState:
         return self._links.setdefault(name, _LinkState())
+
+
+def _outrun(cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy) -> bool:
+    """Whether this one request is better off on the device than on the held arm, which stays held.
+
+    A hedge bounds what a late link costs. Without an allowance nothing does, and the link's own statistics say whether
+    the gain is worth the risk.
+    """
+    held, device = proposal.of(cost.arm), proposal.of(DEVICE_ARM)
+    if held is None or device is None or cost.arm.link is None or held.excluded or device.excluded:
+        return False
+    if seconds_weight(policy) <= 0 or (policy.deadline_s is not None and device.predicted_s > policy.deadline_s):
+        return False
+    if held.predicted_s - held.link_s >= device.predicted_s:
+        return False  # however fast the link is: that is for the switch to see
+    return weighed_s(held, slower_way(cost, views), device.predicted_s) > device.predicted_s

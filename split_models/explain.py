@@ -130,5 +130,5 @@ def _views(links: Sequence[LinkShown], rate: float, floor_s: float | None) -> Ma
         floor = floor_s if floor_s is not None else (link.floor_s if link.known else (link.rtt_s or 0.0))
         view = LinkView(floor_s=floor, bytes_per_s=rate, rtt_s=link.rtt_s, samples=1, age_s=0.0)
         found[link.name] = view
-        found[link.name + DOWN] = view
+        found[link.name + DOWN] = evolve(view, floor_s=0.0)  # what no byte costs is paid once
     return found

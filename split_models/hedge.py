@@ -39,6 +39,13 @@ MOST_RUNS = 16.0
 
 Fewer than this are spent before a link has recovered, and then it is left instead of hedged."""
 
+
+REGRET = 2.0
+"""An answer that comes later than the device's would have come costs so much more per second that it is later."""
+
+MOST_RATIO = 5.0
+"""Residuals above this weigh no more when an arm is weighed: what a request pays for a hole is not its length."""
+
 AT_ONCE_S = 1e-3
 """A start that is nearer than this is made now."""
 
@@ -72,9 +79,14 @@ class HedgeBudget:
         return evolve(self, device_only_s=self.device_only_s + run_s, saved_s=saved_s)
 
     def started(self, device_s: float) -> HedgeBudget:
-        """A hedge of `device_s` was started; it counts whole, also when it is cancelled."""
+        """A hedge of `device_s` was started; it counts whole, until it is known to have ended sooner."""
         run_s = _seconds(device_s)
         return evolve(self, hedged_s=self.hedged_s + run_s, saved_s=max(0.0, self.saved_s - run_s))
+
+    def over(self, device_s: float, ran_s: float) -> HedgeBudget:
+        """A hedge that was begun with `device_s` is over after `ran_s` device seconds: the rest comes back."""
+        unused_s = max(0.0, _seconds(device_s) - _seconds(ran_s))
+        return evolve(self, hedged_s=max(0.0, self.hedged_s - unused_s), saved_s=self.saved_s + unused_s)
 
     def allowance_s(self, policy: SplitPolicy) -> float:
         """Device seconds that hedges may still start: what was saved, within the policy's share of a device-only run.
@@ -92,20 +104,26 @@ def hedge(
     allowance_s: float,
     policy: SplitPolicy,
     run_s: float | None = None,
+    *,
+    left_s: float | None = None,
+    stoppable: bool = False,
 ) -> Hedge:
     """When to start the device beside `entry`, which has run `elapsed_s` without an answer.
 
-    May be asked again while the request runs. view: the way up of the entry's link. allowance_s: HedgeBudget's.
+    May be asked again while the request runs. view: the slower way of the entry's link. allowance_s: HedgeBudget's.
     run_s: device seconds that a start uses, without the wait for the device; default: all that was predicted.
+    left_s: what the transfer under way still needs, as far as it has come; None where nothing tells. stoppable: a run
+    that loses uses the device only until then.
     """
     run_s = device.predicted_s if run_s is None else run_s
     refused = _refused(entry, device, run_s, allowance_s, policy)
     if refused:
         return Hedge(inf, refused)
-    if not isfinite(entry.predicted_s) or (view.residuals and min(view.residuals) == inf):
+    if not isfinite(entry.predicted_s) or left_s == inf or (view.residuals and min(view.residuals) == inf):
         return Hedge(0.0, "the link is not expected to answer")
-    price_s = run_s * _price(allowance_s / run_s) + _other_cost_s(device, policy)
-    start_s = _best_start_s(_Remaining.of(entry, view.residuals, elapsed_s), device.predicted_s, price_s)
+    price = _price(allowance_s / run_s)
+    start = _Start(device.predicted_s, run_s, price, _other_cost_s(device, policy), stoppable)
+    start_s = _best_start_s(_Remaining.of(entry, view.residuals, elapsed_s, left_s), start)
     if start_s == inf:
         return Hedge(inf, "the link is expected to be first")
     expected_ms = 1e3 * (entry.predicted_s - elapsed_s)
@@ -116,6 +134,19 @@ def hedge(
     )
 
 
+def weighed_s(entry: Ranked, view: LinkView, device_s: float) -> float:
+    """Expected seconds of an arm, later ones than the device's `device_s` with the regret of them.
+
+    By what the link's last transfers took over their predictions; without any, what is predicted is expected.
+    """
+    steady_s = max(0.0, entry.predicted_s - entry.link_s)
+    total_s, ratios = 0.0, (*view.residuals, *PRIOR_RATIOS) if view.residuals else (1.0,)
+    for ratio in ratios:
+        seconds = steady_s + entry.link_s * min(ratio, MOST_RATIO)
+        total_s += seconds + REGRET * max(0.0, seconds - device_s)
+    return total_s / len(ratios)
+
+
 def _refused(entry: Ranked, device: Ranked, run_s: float, allowance_s: float, policy: SplitPolicy) -> str:
     if entry.arm.link is None:
         return "the arm needs no link"
@@ -123,7 +154,7 @@ def _refused(entry: Ranked, device: Ranked, run_s: float, allowance_s: float, po
         return "hedging is off"
     if device.excluded or not isfinite(device.predicted_s) or run_s <= 0:
         return "the device cannot answer"
-    if _seconds_weight(policy) <= 0:
+    if seconds_weight(policy) <= 0:
         return "the objective does not weigh seconds"
     if allowance_s < run_s:
         return "the allowance is spent"
@@ -131,11 +162,23 @@ def _refused(entry: Ranked, device: Ranked, run_s: float, allowance_s: float, po
 
 
 @frozen
+class _Start:
+    """What a start of the device brings. device_s: until it answers, waiting included. run_s: what it uses at the most.
+    price: seconds of waiting that must be saved per device second. other_s: what it costs besides, in seconds."""
+
+    device_s: float
+    run_s: float
+    price: float
+    other_s: float
+    stoppable: bool
+
+
+@frozen
 class _Remaining:
     """When the answer may come, in seconds since the request's start, given that it has not come by `elapsed_s`.
 
-    Moments that were seen weigh one each; `weights` and `sums` accumulate them and their seconds. Holes follow a Pareto
-    law from `from_s` on, with `tail` as their weight.
+    Moments that were seen weigh one each; `sums_s` accumulates them. Holes follow a Pareto law from `from_s` on, with
+    `tail` as their weight.
     """
 
     elapsed_s: float
@@ -146,28 +189,48 @@ class _Remaining:
     tail: float
 
     @classmethod
-    def of(cls, entry: Ranked, residuals: Sequence[float], elapsed_s: float) -> _Remaining:
-        """The moments of `entry` by the link's residuals."""
+    def of(cls, entry: Ranked, residuals: Sequence[float], elapsed_s: float, left_s: float | None = None) -> _Remaining:
+        """The moments of `entry` by the link's residuals; those of a transfer under way by what is left of it."""
         steady_s = max(0.0, entry.predicted_s - entry.link_s)
-        seen = sorted(steady_s + entry.link_s * ratio for ratio in (*residuals, *PRIOR_RATIOS))
+        from_s, link_s = steady_s, entry.link_s
+        if left_s is not None:
+            from_s, link_s = elapsed_s, left_s
+        seen = sorted(from_s + link_s * ratio for ratio in (*residuals, *PRIOR_RATIOS))
         moments = [at_s for at_s in seen if at_s > elapsed_s]
-        usual_s = max(entry.predicted_s, 1e-6)
-        from_s = max(usual_s, elapsed_s)
-        tail = TAIL_WEIGHT * (usual_s / from_s) ** TAIL_EXPONENT
-        return cls(elapsed_s, moments, [0.0, *accumulate(moments)], usual_s, from_s, tail)
+        usual_s = max(entry.predicted_s, from_s + link_s, 1e-6)
+        tail_s = max(usual_s, elapsed_s)
+        tail = TAIL_WEIGHT * (usual_s / tail_s) ** TAIL_EXPONENT
+        return cls(elapsed_s, moments, [0.0, *accumulate(moments)], usual_s, tail_s, tail)
 
-    def expected(self, start_s: float, device_s: float, price_s: float) -> float:
+    def cost(self, start_s: float, start: _Start) -> float:
         """Seconds until the first answer and the price of a start at `start_s`, times the weight of all moments."""
-        ends_s = start_s + device_s
-        before = bisect_right(self.moments_s, ends_s)
-        waiting = len(self.moments_s) - bisect_right(self.moments_s, start_s)
-        seen_s = self.sums_s[before] + (len(self.moments_s) - before) * ends_s + waiting * price_s
-        late: float = (self.from_s / max(start_s, self.from_s)) ** TAIL_EXPONENT
-        return seen_s + self.tail * (self._tail_s(ends_s) + price_s * late)
+        ends_s = start_s + start.device_s
+        first_s = self.sooner(ends_s)
+        late = self._later(start_s)
+        used_s = late * start.run_s
+        if start.stoppable:
+            used_s = min(used_s, first_s - self.sooner(start_s))
+        return self._regretted(first_s, start) + start.price * used_s + start.other_s * late
 
-    def alone(self) -> float:
+    def alone(self, start: _Start) -> float:
         """The same without the device."""
-        return self.sums_s[-1] + self.tail * self.from_s * TAIL_EXPONENT / (TAIL_EXPONENT - 1.0)
+        alone_s = self.sums_s[-1] + self.tail * self.from_s * TAIL_EXPONENT / (TAIL_EXPONENT - 1.0)
+        return self._regretted(alone_s, start)
+
+    def sooner(self, at_s: float) -> float:
+        """The lesser of `at_s` and the answer's moment, times the weight of all moments."""
+        before = bisect_right(self.moments_s, at_s)
+        return self.sums_s[before] + (len(self.moments_s) - before) * at_s + self.tail * self._tail_s(at_s)
+
+    def _regretted(self, first_s: float, start: _Start) -> float:
+        """`first_s` with what is later than the device, had it been started with the request."""
+        return first_s + REGRET * max(0.0, first_s - self.sooner(start.device_s))
+
+    def _later(self, at_s: float) -> float:
+        """Weight of the moments after `at_s`."""
+        waiting = len(self.moments_s) - bisect_right(self.moments_s, at_s)
+        late: float = (self.from_s / max(at_s, self.from_s)) ** TAIL_EXPONENT
+        return waiting + self.tail * late
 
     def _tail_s(self, ends_s: float) -> float:
         """Mean of the lesser of `ends_s` and a Pareto moment."""
@@ -177,7 +240,7 @@ class _Remaining:
         return self.from_s * (1.0 + more / (TAIL_EXPONENT - 1.0))
 
 
-def _best_start_s(remaining: _Remaining, device_s: float, price_s: float) -> float:
+def _best_start_s(remaining: _Remaining, start: _Start) -> float:
     """The start, counted from the request's, with the least expected time and price; infinite when none pays.
 
     A later start saves the price of all answers that come before it, so among the moments seen only they themselves
@@ -185,10 +248,10 @@ def _best_start_s(remaining: _Remaining, device_s: float, price_s: float) -> flo
     """
     tail_starts = (remaining.usual_s * times for times in _TAIL_STARTS)
     starts = sorted({remaining.elapsed_s, *remaining.moments_s, *tail_starts})
-    best_s, least = inf, remaining.alone()
+    best_s, least = inf, remaining.alone(start)
     for start_s in starts:
         if start_s >= remaining.elapsed_s and start_s < inf:
-            cost = remaining.expected(start_s, device_s, price_s)
+            cost = remaining.cost(start_s, start)
             if cost < least:
                 best_s, least = start_s, cost
     return best_s
@@ -201,11 +264,12 @@ def _price(runs: float) -> float:
 
 def _other_cost_s(device: Ranked, policy: SplitPolicy) -> float:
     """What a start costs besides time (joules), in seconds of the objective."""
-    weight = _seconds_weight(policy)
+    weight = seconds_weight(policy)
     return max(0.0, device.objective / weight - device.predicted_s) if isfinite(device.objective) else inf
 
 
-def _seconds_weight(policy: SplitPolicy) -> float:
+def seconds_weight(policy: SplitPolicy) -> float:
+    """Weight of seconds in the policy's objective; 1 where it weighs nothing that is known."""
     weights = policy.objective
     named = any(weights.get(name, 0.0) > 0 for name in ("seconds", "joules", "server_seconds"))
     return weights.get("seconds", 0.0) if named else 1.0

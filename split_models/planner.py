@@ -14,6 +14,7 @@ from attrs import frozen
 
 from netprobe.round_trip import SMALL_BYTES
 from netprobe.view import UNKNOWN_LINK, LinkView
+from protocol.events import TransferSample
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 
@@ -137,8 +138,9 @@ def link_seconds(cost: ArmCost, links: Mapping[str, LinkView]) -> float:
         seconds = max(up.seconds_for(cost.up_bytes), up.rtt_s or 0.0)  # an answer takes a round trip, stalls included
     if cost.down_bytes == 0 or not isfinite(seconds):
         return seconds
-    rate = down.bytes_per_s if down.samples > 0 and down.bytes_per_s > 0 else up.bytes_per_s
-    return seconds + cost.down_bytes / rate if rate > 0 else inf
+    if down.samples > 0 and down.bytes_per_s > 0:
+        return seconds + _down_s(cost, down)
+    return seconds + cost.down_bytes / up.bytes_per_s if up.bytes_per_s > 0 else inf
 
 
 def slower_way(cost: ArmCost, links: Mapping[str, LinkView]) -> LinkView:
@@ -147,8 +149,38 @@ def slower_way(cost: ArmCost, links: Mapping[str, LinkView]) -> LinkView:
     up, down = links.get(name, UNKNOWN_LINK), links.get(name + DOWN, UNKNOWN_LINK)
     if down.samples == 0 or down.bytes_per_s <= 0:
         return up
-    down_s = cost.down_bytes / down.bytes_per_s
+    down_s = _down_s(cost, down)
     return down if up.samples == 0 or down_s > up.seconds_for(cost.up_bytes) else up
+
+
+def _down_s(cost: ArmCost, down: LinkView) -> float:
+    """From the answer's first byte to its last; a small answer comes with its first byte."""
+    floor_s = down.floor_s if cost.down_bytes >= SMALL_BYTES else 0.0
+    return floor_s + cost.down_bytes / down.bytes_per_s
+
+
+def still_needed_s(cost: ArmCost, views: Mapping[str, LinkView], began_s: float) -> float | None:
+    """Seconds until the answer of a request that began at `began_s`, as far as its transfer has come; the server's part
+    included. None where nothing tells: nothing is under way yet, or nobody counts what has moved.
+    """
+    name = cost.arm.link or ""
+    up, down = views.get(name, UNKNOWN_LINK), views.get(name + DOWN, UNKNOWN_LINK)
+    coming, going = _of_request(down, began_s), _of_request(up, began_s)
+    if coming is not None:
+        return max(0.0, down.seconds_for(coming.size_bytes) - coming.seconds)
+    if going is None:
+        return None
+    up_s = up.seconds_for(going.size_bytes)
+    back_s = link_seconds(cost, views) - max(up.seconds_for(cost.up_bytes), up.rtt_s or 0.0)
+    return max(0.0, up_s - going.seconds) + back_s + cost.server_s
+
+
+def _of_request(view: LinkView, began_s: float) -> TransferSample | None:
+    """What moves for a request that began then: part of it is still to come, and how much is known."""
+    sample = view.under_way
+    if sample is None or sample.moved_bytes is None or sample.moved_bytes >= sample.size_bytes:
+        return None
+    return sample if sample.at_s - sample.seconds >= began_s else None
 
 
 def forbidden(cost: ArmCost, policy: SplitPolicy) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from attrs import define, evolve, frozen
@@ -65,7 +66,7 @@ class _LinkGaveUp(Exception):
 
 
 class Race:
-    """Of one model. Whoever loses is cancelled; a run that has begun ends by itself, unheard."""
+    """Of one model. Whoever loses is cancelled; a run that has begun is stopped, or ends by itself, unheard."""
 
     def __init__(self, plan: ModelPlan, arms: Arms, ports: RunnerPorts, decider: Decider, states: LinkStates) -> None:
         self._plan = plan
@@ -97,14 +98,15 @@ class Race:
 
     async def _when_late(self, entry: Entry, link: asyncio.Task[ArmAnswer]) -> asyncio.Task[Outcome] | None:
         """The device's run beside the link's, begun when that is late; None when the link ended before."""
-        began_s = self._ports.clock()
+        stoppable = self.arms.stops(self._plan)
         if entry.policy.hedge_ratio <= 0:
             await asyncio.wait({link})
         while not link.done():
-            elapsed_s = self._ports.clock() - began_s
-            found = self._decider.hedge(entry.decision, self._ports.links(), elapsed_s, entry.policy)
+            now_s, views = self._ports.clock(), self._ports.links()
+            found = self._decider.hedge(entry.decision, views, now_s, entry.policy, stoppable=stoppable)
             if found.start_in_s <= 0:
                 self._decider.hedged(entry.decision)
+                entry.work.left = partial(self._decider.hedge_over, entry.decision)
                 reason = f"hedge for {entry.arm}: {found.reason}"
                 return asyncio.create_task(self._timed(entry, DEVICE_ARM, reason), name="hedge")
             await asyncio.wait({link}, timeout=min(found.start_in_s, ASK_AGAIN_S))

@@ -20,6 +20,7 @@ from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.decider import Decider, Decision
 from split_models.planner import DOWN
+from split_models.replay_lane import Job, Lane
 from split_models.replay_link import Agenda, Line, LinkTrace, Moving, Pipe, Timer
 
 LINK = "cloud"
@@ -115,59 +116,16 @@ def replay(
     load: Load,
     probe: LinkProbe | None = None,
     strategy: Strategy = UNCLASSED,
+    stop_s: float = inf,
 ) -> Outcome:
     """The product's own decisions; nothing of the trace is known to them but what transfers show.
 
-    strategy: of the device's class; its hedge ratio bounds the policy's, as on a device.
+    strategy: of the device's class; its hedge ratio bounds the policy's, as on a device. stop_s: a device run that lost
+    is over so soon; infinite where runs cannot be stopped.
     """
     allowed = [cost for cost in costs if cost.arm.kind in strategy.arms]
     bounded = evolve(policy, hedge_ratio=min(policy.hedge_ratio, strategy.hedge_ratio))
-    return _Replay(trace, allowed, bounded, load, probe, strategy).run()
-
-
-@define(eq=False)
-class _Job:
-    seconds: float
-    done: Callable[[], None]
-    running: bool = False
-
-
-class _Lane:
-    """The device: one run at a time, in order. What runs cannot be stopped; what waits can."""
-
-    def __init__(self, agenda: Agenda) -> None:
-        self._agenda = agenda
-        self._jobs: list[_Job] = []
-        self._free_s = 0.0
-
-    def submit(self, seconds: float, done: Callable[[], None]) -> _Job:
-        job = _Job(seconds, done)
-        self._jobs.append(job)
-        self._go_on()
-        return job
-
-    def cancel(self, job: _Job) -> None:
-        """A run under way ends by itself, unheard."""
-        job.done = lambda: None
-        if not job.running and job in self._jobs:
-            self._jobs.remove(job)
-
-    def wait_s(self) -> float:
-        """Seconds that a newcomer would wait."""
-        waiting = sum(job.seconds for job in self._jobs if not job.running)
-        return waiting + max(0.0, self._free_s - self._agenda.now_s)
-
-    def _go_on(self) -> None:
-        if self._jobs and not self._jobs[0].running:
-            job = self._jobs[0]
-            job.running = True
-            self._free_s = self._agenda.now_s + job.seconds
-            self._agenda.at(self._free_s, self._end)
-
-    def _end(self) -> None:
-        job = self._jobs.pop(0)
-        self._go_on()
-        job.done()
+    return _Replay(trace, allowed, bounded, load, probe, strategy, stop_s).run()
 
 
 @define(eq=False)
@@ -175,7 +133,7 @@ class _World:
     """Device, link and what is seen of them."""
 
     agenda: Agenda
-    lane: _Lane
+    lane: Lane
     up: Pipe
     down: Pipe
     trace: LinkTrace
@@ -207,7 +165,7 @@ class _Attempt:
     world: _World
     cost: ArmCost
     done: Callable[[], None]
-    job: _Job | None = None
+    job: Job | None = None
     moving: Moving | None = None
     sent: Moving | None = None
     timers: list[Timer] = field(factory=list)
@@ -230,17 +188,17 @@ class _Attempt:
         self.over = True
         if self.job is not None:
             self.world.lane.cancel(self.job)
-        if self.moving is not None:
-            self.world.up.cancel(self.moving)
-            self.world.down.cancel(self.moving)
-        for timer in self.timers:
-            timer.cancel()
-        if self in self.world.sending:
+        if self in self.world.sending:  # what has moved is known as long as it is on the line
             self._leave()
             self.world.probe.add(self.sample(complete=False))
         if self in self.world.receiving:
             self.world.receiving.remove(self)
             self.world.probe.add(self.received(complete=False))
+        if self.moving is not None:
+            self.world.up.cancel(self.moving)
+            self.world.down.cancel(self.moving)
+        for timer in self.timers:
+            timer.cancel()
 
     def received(self, *, complete: bool) -> TransferSample:
         """The way down as it stands now."""
@@ -320,15 +278,17 @@ class _Replay:
         load: Load,
         probe: LinkProbe | None,
         strategy: Strategy,
+        stop_s: float,
     ) -> None:
         agenda = Agenda()
         up, down = (Line(rates, trace.step_s) for rates in (trace.up_bytes_per_s, trace.down_bytes_per_s))
         probe = probe or LinkProbe(lambda: agenda.now_s)
-        self.world = _World(agenda, _Lane(agenda), Pipe(up, agenda), Pipe(down, agenda), trace, probe)
+        self.world = _World(agenda, Lane(agenda, stop_s), Pipe(up, agenda), Pipe(down, agenda), trace, probe)
         probe.watch(LINK, self.world.under_way)
         self.costs = tuple(costs)
         self.by_arm = {cost.arm: cost for cost in costs}
         self.policy = policy
+        self.stoppable = stop_s < inf
         self.decider = Decider(0.0, lambda: strategy.start)
         self.looking: dict[str, _Attempt] = {}
         self.load = load
@@ -409,7 +369,7 @@ class _Race:
         self._answered = answered
         self._began_s = self._agenda.now_s
         self._attempt: _Attempt | None = None
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._timers: list[Timer] = []
 
     def begin(self) -> None:
@@ -428,11 +388,11 @@ class _Race:
         if self._job is not None:
             return
         run, now_s = self._replay, self._agenda.now_s
-        found = run.decider.hedge(self._decision, run.world.views(), now_s - self._began_s, run.policy)
+        found = run.decider.hedge(self._decision, run.world.views(), now_s, run.policy, stoppable=run.stoppable)
         if found.start_in_s <= 0:
             run.hedges += 1
             run.decider.hedged(self._decision)
-            self._on_device()
+            self._on_device(lambda ran_s: run.decider.hedge_over(self._decision, ran_s))
         elif found.start_in_s < inf:
             self._ask_again(found.start_in_s)
         elif self._replay.policy.hedge_ratio > 0:
@@ -442,9 +402,9 @@ class _Race:
         """What is seen of the link changes while it is waited for."""
         self._timers.append(self._agenda.at(self._agenda.now_s + min(start_in_s, ASK_AGAIN_S), self._consider))
 
-    def _on_device(self) -> None:
+    def _on_device(self, left: Callable[[float], None] | None = None) -> None:
         if self._job is None:
-            self._job = self._replay.world.lane.submit(self._replay.device_s, self._by_device)
+            self._job = self._replay.world.lane.submit(self._replay.device_s, self._by_device, left)
 
     def _give_up(self) -> None:
         assert self._attempt is not None

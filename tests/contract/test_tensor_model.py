@@ -12,8 +12,9 @@ from attrs import evolve, frozen
 
 from engines.fakes_tensor import MAGIC, FakeTensorRuntime
 from engines.onnx import OnnxRuntime
-from engines.port import TensorModel, TensorRuntime
+from engines.port import StoppableModel, TensorModel, TensorRuntime
 from engines.slowed import SlowedRuntime
+from engines.stop import Stop, Stopped
 from engines.tflite import TfliteRuntime
 from protocol.errors import BadRequest, EngineError
 from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec, check_against
@@ -35,7 +36,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, model_file: Callable[[s
         return Case(TfliteRuntime(), model_file("face-short-range"))
     file = tmp_path / "model.fake"
     file.write_bytes(MAGIC)
-    fake = FakeTensorRuntime(delay_s=0.001)
+    fake = FakeTensorRuntime(delay_s=0.001, stoppable=True)
     return Case(fake if request.param == "fake" else SlowedRuntime(fake, 3.0), file)
 
 
@@ -151,3 +152,17 @@ def test_runs_in_any_thread(model: TensorModel) -> None:
     thread.start()
     thread.join(10)
     assert there == [here]
+
+
+def test_a_model_whose_runtime_says_so_can_be_stopped_and_runs_again(case: Case, model: TensorModel) -> None:
+    assert getattr(case.runtime, "stoppable", False) == isinstance(model, StoppableModel)
+    if not isinstance(model, StoppableModel):
+        return
+    inputs = inputs_for(model)
+    answer = [bytes(t.data) for t in model.run(inputs)]
+    stop = Stop()
+    assert [bytes(t.data) for t in model.run_until(inputs, stop)] == answer
+    stop.ask()
+    with pytest.raises(Stopped):
+        model.run_until(inputs, stop)
+    assert [bytes(t.data) for t in model.run(inputs)] == answer

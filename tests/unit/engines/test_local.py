@@ -171,6 +171,46 @@ async def test_cancelling_a_run_under_way_keeps_the_model_until_it_ends(house: H
     assert [r.leases for r in house.pool.residents()] == [0]
 
 
+async def test_a_run_whose_caller_leaves_is_stopped_and_tells_how_long_it_went_on(tmp_path: Path) -> None:
+    executor, pool = BoundedExecutor("local", 1, 1.0), ModelPool(1 << 30)
+    endpoint = LocalEndpoint(None, pool, executor, {"fake": FakeTensorRuntime(delay_s=20.0, stoppable=True)})
+    (tmp_path / "m.fake").write_bytes(MAGIC)
+    endpoint.register("m", tmp_path / "m.fake")
+    await endpoint.preload("m")
+    assert endpoint.stops("m") and not endpoint.stops("nobody")
+    over: asyncio.Queue[float] = asyncio.Queue()
+    runs = [asyncio.create_task(endpoint.infer("m", [X], 60.0, left=over.put_nowait)) for _ in range(2)]
+    while executor.running == 0:
+        await asyncio.sleep(0.005)
+    for task in reversed(runs):
+        task.cancel()
+    await asyncio.gather(*runs, return_exceptions=True)
+    assert await asyncio.wait_for(over.get(), 5.0) == 0.0, "the one that waited never ran"
+    assert 0.0 < await asyncio.wait_for(over.get(), 5.0) < 10.0
+    while executor.running:
+        await asyncio.sleep(0.005)
+    assert executor.service_s is None, "a part of a run is no measure of one"
+    assert [r.leases for r in pool.residents()] == [0]
+    await endpoint.close()
+    executor.close()
+    pool.close()
+
+
+async def test_a_run_that_is_out_of_time_is_stopped(tmp_path: Path) -> None:
+    executor, pool = BoundedExecutor("local", 1, 1.0), ModelPool(1 << 30)
+    endpoint = LocalEndpoint(None, pool, executor, {"fake": FakeTensorRuntime(delay_s=20.0, stoppable=True)})
+    (tmp_path / "m.fake").write_bytes(MAGIC)
+    endpoint.register("m", tmp_path / "m.fake")
+    await endpoint.preload("m")
+    with pytest.raises(EngineError, match="did not answer"):
+        await endpoint.infer("m", [X], 0.05)
+    while executor.running:
+        await asyncio.sleep(0.005)
+    await endpoint.close()
+    executor.close()
+    pool.close()
+
+
 async def test_whoever_may_not_wait_for_a_load_is_refused_at_once(house: House) -> None:
     house.register("m")
     with pytest.raises(Loading):

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from engines.onnx import OnnxRuntime, session_options
+from engines.stop import Stop, Stopped
 from protocol.errors import BadRequest, EngineError
 from protocol.oip_data import pack_bytes
 from protocol.tensors import Tensor
@@ -174,3 +176,19 @@ def test_closing_while_another_thread_runs_is_safe(model_file: Callable[[str], P
     model.close()
     thread.join(10)
     assert answers in ([1], [])  # it ran whole, or came after the close and was refused
+
+
+def test_a_run_that_is_stopped_ends_long_before_it_would_have(model_file: Callable[[str], Path]) -> None:
+    """The largest input that a test can afford; the stop comes when the run has begun."""
+    model = OnnxRuntime().load(model_file("ppocr-v4-det"), 1)
+    x = Tensor("x", "FP32", (1, 3, 960, 960), bytes(4 * 3 * 960 * 960))
+    began_s = time.monotonic()
+    model.run([x])
+    whole_s = time.monotonic() - began_s
+    stop = Stop()
+    threading.Timer(0.1 * whole_s, stop.ask).start()
+    began_s = time.monotonic()
+    with pytest.raises(Stopped):
+        model.run_until([x], stop)
+    assert time.monotonic() - began_s < 0.8 * whole_s
+    model.close()

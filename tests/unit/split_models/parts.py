@@ -102,7 +102,8 @@ Reaction = Tensor | Sequence[Tensor] | MidstreamError | float
 class Scripted:
     """A TensorEndpoint that reacts by model name; remembers who was asked and who was given up.
 
-    `digest` names its weights; after_s: how long it takes.
+    `digest` names its weights; after_s: how long it takes. stopped_after_s: seconds that a run went on which was
+    stopped; None where runs cannot be.
     """
 
     def __init__(self, reactions: Mapping[str, Reaction], *, digest: str = DIGEST, compute_s: float = 0.01) -> None:
@@ -116,9 +117,19 @@ class Scripted:
         self.waiting_s = 0.0
         self.after_s = 0.0
         self.cancelled: list[str] = []
+        self.stopped_after_s: float | None = None
+
+    def stops(self, name: str) -> bool:
+        return self.stopped_after_s is not None
 
     async def infer(
-        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        *,
+        load: bool = True,
+        left: Callable[[float], None] | None = None,
     ) -> TensorAnswer:
         if not load and model in self.unloaded:
             raise Loading(f"{model} is not in memory", retry_after_s=1.0)
@@ -136,6 +147,8 @@ class Scripted:
                 await asyncio.sleep(reaction)
             except asyncio.CancelledError:
                 self.cancelled.append(model)
+                if left is not None and self.stopped_after_s is not None:
+                    left(self.stopped_after_s)
                 raise
             return TensorAnswer((), self.digest)
         outputs = (reaction,) if isinstance(reaction, Tensor) else tuple(reaction)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm
-from split_models.hedge import MOST_RUNS, Hedge, HedgeBudget, hedge
+from split_models.hedge import MOST_RUNS, Hedge, HedgeBudget, hedge, weighed_s
 from split_models.planner import Ranked
 
 CLOUD = Arm("cloud", link="cloud")
@@ -162,3 +162,50 @@ def test_joules_are_part_of_the_price() -> None:
 def test_a_device_arm_that_may_not_be_used_is_not_started(reason: str) -> None:
     shut = evolve(device_arm(0.1), excluded=reason)
     assert hedge(link_arm(5.0), shut, view(), 0.0, RICH_S, POLICY).start_in_s == inf
+
+
+@given(st.floats(0.0, 1.0), st.lists(st.tuples(seconds, seconds), min_size=1, max_size=60))
+def test_what_a_stopped_hedge_gives_back_never_breaks_the_share(
+    share: float, requests: list[tuple[float, float]]
+) -> None:
+    policy, budget, used_s = evolve(POLICY, hedge_ratio=share), HedgeBudget(), 0.0
+    for device_s, ran_s in requests:
+        budget = budget.requested(device_s, policy)
+        if budget.allowance_s(policy) >= device_s:
+            budget = budget.started(device_s)
+            assert budget.hedged_s <= share * budget.device_only_s + 1e-9
+            budget = budget.over(device_s, ran_s)
+            used_s += min(ran_s, device_s)
+    assert budget.hedged_s == pytest.approx(used_s)
+    assert budget.hedged_s <= share * budget.device_only_s + 1e-9
+
+
+@given(seconds, seconds, ratios, st.floats(0.0, 100.0), st.floats(1.0, 20.0))
+def test_runs_that_can_be_stopped_are_never_started_later(
+    link_s: float, device_s: float, residuals: tuple[float, ...], elapsed_s: float, runs: float
+) -> None:
+    def found(stoppable: bool) -> Hedge:
+        device, allowance_s = device_arm(device_s), runs * device_s
+        return hedge(link_arm(link_s), device, view(residuals), elapsed_s, allowance_s, POLICY, stoppable=stoppable)
+
+    assert found(True).start_in_s <= found(False).start_in_s
+
+
+def test_what_is_seen_of_the_transfer_under_way_moves_the_start() -> None:
+    steady = (0.9, 1.0, 1.1, 1.2) * 8
+    entry, device = link_arm(0.5), device_arm(0.3)
+
+    def start_s(elapsed_s: float, left_s: float | None) -> float:
+        found = hedge(entry, device, view(steady), elapsed_s, 1.0, POLICY, left_s=left_s, stoppable=True)
+        return found.start_in_s
+
+    assert start_s(0.3, None) > start_s(0.3, 5.0) == start_s(0.3, inf) == 0.0
+    assert start_s(0.9, None) == 0.0 < start_s(0.9, 0.05), "late, and all but here"
+
+
+def test_an_arm_is_weighed_by_what_its_link_does_and_by_what_is_later_than_the_device() -> None:
+    entry = link_arm(0.5, 0.0)
+    assert weighed_s(entry, view(), 0.6) == pytest.approx(0.5)
+    steady, wild = view((1.0,) * 32), view((1.0,) * 24 + (8.0,) * 8)
+    assert weighed_s(entry, steady, 0.6) < 0.6 < weighed_s(entry, wild, 0.6)
+    assert weighed_s(entry, wild, 100.0) < weighed_s(entry, wild, 0.6), "no regret of what the device would not better"

@@ -96,6 +96,18 @@ async def test_the_policy_bounds_the_seconds_of_hedges() -> None:
     await house.runner.close()
 
 
+async def test_a_hedge_that_was_stopped_gives_back_what_it_did_not_use(house: House) -> None:
+    house.views["cloud"] = LOST
+    house.local.reactions["m"] = 30.0
+    house.local.stopped_after_s = 0.01
+    await asyncio.wait_for(house.ask(), 5.0)
+    assert house.done()[-1].winner == "link"
+    assert house.runner.hedges.hedged_s == pytest.approx(0.01)
+    house.local.stopped_after_s = None
+    await asyncio.wait_for(house.ask(), 5.0)
+    assert house.runner.hedges.hedged_s > 0.05, "a run that goes on to its end counts whole"
+
+
 async def test_without_a_share_nothing_is_hedged(house: House) -> None:
     house.policy = SplitPolicy(explore_one_in=0, hedge_ratio=0.0)
     house.views["cloud"] = LOST

@@ -15,6 +15,7 @@ from protocol.errors import ConfigError
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.replay import LINK, Load, Outcome, replay, replay_fixed, replay_oracle
+from split_models.replay_lane import Job, Lane
 from split_models.replay_link import Agenda, Line, LinkTrace, Pipe
 from split_models.replay_trace import read_trace
 
@@ -111,6 +112,57 @@ def test_hedges_keep_to_their_share_of_device_seconds(up: list[float], share: fl
     ours = replay(trace(*up), COSTS, SplitPolicy(hedge_ratio=share), load)
     assert ours.hedged_s <= share * load.count * COSTS[0].device_s + 1e-9
     assert ours.hedged_s == pytest.approx(ours.hedges * COSTS[0].device_s)
+
+
+@given(rates, st.floats(0.0, 1.0))
+def test_hedges_that_are_stopped_use_no_more_than_their_share(up: list[float], share: float) -> None:
+    load = Load(0.7, 40)
+    ours = replay(trace(*up), COSTS, SplitPolicy(hedge_ratio=share), load, stop_s=0.02)
+    assert ours.hedged_s <= share * load.count * COSTS[0].device_s + 1e-9
+    assert ours.hedged_s <= ours.hedges * COSTS[0].device_s + 1e-9
+
+
+def test_a_run_that_is_stopped_makes_room_and_one_that_waits_never_runs() -> None:
+    agenda, seen = Agenda(), []
+    lane = Lane(agenda, 0.1)
+
+    def submit(name: str) -> Job:
+        return lane.submit(
+            1.0, lambda: seen.append((name, agenda.now_s)), lambda ran_s: seen.append((name + " left", ran_s))
+        )
+
+    first, second = submit("first"), submit("second")
+    submit("third")
+    agenda.at(0.5, lambda: lane.cancel(second))
+    agenda.at(0.5, lambda: lane.cancel(first))
+    agenda.run()
+    assert seen == [
+        ("second left", 0.0),
+        ("first left", pytest.approx(0.6)),
+        ("third", pytest.approx(1.6)),
+        ("third left", pytest.approx(1.0)),
+    ]
+
+
+def test_a_transfer_that_was_given_up_shows_how_far_it_came() -> None:
+    """The link all but stops in the middle: the device answers, and what had moved holds the rate down."""
+    probe = LinkProbe(FakeClock())
+    link = trace(*(1e6,) * 10, *(1e3,) * 200)
+    outcome = replay(link, COSTS, SplitPolicy(explore_one_in=4, hedge_ratio=1.0), Load(0.7, 20), probe, stop_s=0.02)
+    given_up = probe.under_way(LINK, "up")
+    assert given_up is not None and given_up.moved_bytes is not None
+    assert given_up.moved_bytes < 0.2 * given_up.size_bytes
+    assert probe.view(LINK, "up", 14.0).bytes_per_s < 1e5
+    assert max(outcome.latencies_s) < 1.0
+
+
+def test_a_hole_under_a_small_frame_is_hedged_too() -> None:
+    """Nobody counts the bytes of so small a frame: that it has not been answered must be enough."""
+    small = (COSTS[0], ArmCost(CUT, device_s=0.0, up_bytes=500, down_bytes=100_000, server_s=0.02))
+    link = trace(*(1e6,) * 20, *(0.0,) * 20, *(1e6,) * 20)
+    outcome = replay(link, small, SplitPolicy(), Load(0.7, 50), stop_s=0.02)
+    assert outcome.arms[str(CUT)] > 20
+    assert max(outcome.latencies_s) < 1.5
 
 
 def test_a_look_begins_when_its_request_was_answered() -> None:

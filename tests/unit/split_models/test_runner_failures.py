@@ -245,12 +245,18 @@ class Late(Scripted):
         self.clock, self.late = clock, False
 
     async def infer(
-        self, model: str, inputs: Sequence[Tensor], deadline_s: float, *, load: bool = True
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        *,
+        load: bool = True,
+        left: Callable[[float], None] | None = None,
     ) -> TensorAnswer:
         if self.late and model == HEAD:
             self.clock.advance(deadline_s)
             raise EngineError(f"{model} did not answer within {deadline_s:.2f} s")
-        return await super().infer(model, inputs, deadline_s, load=load)
+        return await super().infer(model, inputs, deadline_s, load=load, left=left)
 
 
 async def test_a_head_that_ran_out_of_the_links_share_is_not_set_aside() -> None:
