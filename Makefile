@@ -26,7 +26,7 @@ lint: ## ruff, mypy --strict, import contracts
 
 bench: ## every figure of the README, quick by default (BENCH_ARGS= for full runs)
 	@.ci/setup.sh test
-	@for b in queue_incident text_overhead footprint planner estimator transports; do \
+	@for b in queue_incident text_overhead footprint planner estimator transports gateway; do \
 	  echo "== $$b"; .venv/bin/python -m benchmarks.$$b --json build/$$b.json $(BENCH_ARGS) || exit 1; done
 
 wheel: ## build the wheel and the source archive into dist/

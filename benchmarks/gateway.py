@@ -59,7 +59,7 @@ class Plan:
     abort_wait_s: float
 
 
-QUICK = Plan(rounds=2, warm_s=0.5, alone_s=0.7, crowd_s=1.2, waves=1, aborts=1, abort_wait_s=0.5)
+QUICK = Plan(rounds=2, warm_s=0.3, alone_s=0.5, crowd_s=0.8, waves=1, aborts=1, abort_wait_s=0.3)
 FULL = Plan(rounds=7, warm_s=2.0, alone_s=2.0, crowd_s=3.0, waves=3, aborts=3, abort_wait_s=2.0)
 
 
@@ -87,13 +87,18 @@ class Series:
 class Requests:
     """Makes requests, each with a name of its own that the right answer says again."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, prefix: str = "q") -> None:
         self._ask = ask
+        self._prefix = prefix
         self._numbers = count()
+
+    def name(self) -> str:
+        """A name that no other request of this gateway has; short, for a long number might be taken for a card's."""
+        return f"{self._prefix}{next(self._numbers)}x"
 
     def sent(self, words: str = "", *, stream: bool = False, name: str = "") -> Sent:
         """One request with a system prompt and a question; `words` script the upstream."""
-        name = name or f"q{next(self._numbers)}x"
+        name = name or self.name()
         document: dict[str, Any] = {
             "model": "fake",
             "messages": [
@@ -151,7 +156,7 @@ async def wave(requests: Requests, port: int, series: Series) -> None:
 
 async def abort(requests: Requests, port: int, ledger: Ledger, form: str, wait_s: float) -> float | None:
     """Seconds from the client's leaving until the upstream's connection closed; None: not within `wait_s`."""
-    name = f"a{time.monotonic_ns()}x"
+    name = requests.name()
     words = f"tokens={int(100 * (wait_s + 3))} rate=100" if form == "midstream" else f"first={wait_s + 3}"
     connection = await connect(port)
     connection.ask(requests.sent(words, stream=form != "nonstream", name=name).data)
@@ -180,7 +185,7 @@ async def measure(plan: Plan, running: Sequence[Running], direct: Ask, ledger: L
     asks: dict[str, tuple[Ask, Running | None]] = {DIRECT: (direct, None)}
     asks |= {one.name: (one.ask, one) for one in running}
     found = {name: Series() for name in asks}
-    makers = {name: Requests(ask) for name, (ask, _) in asks.items()}
+    makers = {name: Requests(ask, name[0]) for name, (ask, _) in asks.items()}
     for name, (ask, _) in asks.items():
         await closed_loop(ask.port, makers[name].sent, 16, seconds=plan.warm_s)
     for number in range(plan.rounds):

@@ -7,6 +7,7 @@ neither is a dependency of ours. Each runs one worker on one core.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -24,8 +25,12 @@ from protocol.errors import ConfigError
 START_S = 90.0
 INSTALL_S = 900
 LITELLM, PORTKEY = "litellm", "portkey"
-PORTKEY_PACKAGES = ("@portkey-ai/gateway@1.15.2", "@hono/node-server@1.14.1")
-"""That gateway's own range takes a later server library, with which its answers do not end."""
+PORTKEY_PACKAGES = {
+    "private": True,
+    "dependencies": {"@portkey-ai/gateway": "1.15.2", "@hono/node-server": "1.14.1"},
+    "overrides": {"@hono/node-server": "1.14.1"},
+}
+"""That gateway's own range takes a later server library, with which its streams fail ("immutable")."""
 
 LITELLM_KEY = "sk-bench-0123456789"
 
@@ -174,8 +179,8 @@ def _install_portkey(folder: Path) -> None:
     if npm is None:
         raise OSError("npm is not on this machine")
     folder.mkdir(parents=True, exist_ok=True)
-    _run([npm, "init", "-y"], folder)
-    _run([npm, "install", "--no-audit", "--no-fund", *PORTKEY_PACKAGES], folder)
+    (folder / "package.json").write_text(json.dumps(PORTKEY_PACKAGES))
+    _run([npm, "install", "--no-audit", "--no-fund"], folder)
 
 
 def _run(command: list[str], folder: Path | None = None) -> None:
