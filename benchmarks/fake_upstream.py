@@ -5,6 +5,7 @@ turn may hold words that script the answer:
 
     n=ABC        a name: the answer says it again (so that a client can tell its own answer), and the ledger keeps it
     tokens=64    pieces of a streamed answer (default 8)
+    per=3        tokens that each piece stands for in the usage (default 1)
     rate=100     pieces a second; 0: all at once
     first=0.2    seconds before the first byte
     status=429   refuse with this status; after=2 adds Retry-After
@@ -26,7 +27,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 MAX_BODY_BYTES = 8 << 20
-_SCRIPT = re.compile(rb"\b(n|tokens|rate|first|status|after|cut|stall|garble|fail)=([\w.]+)")
+_SCRIPT = re.compile(rb"\b(n|tokens|per|rate|first|status|after|cut|stall|garble|fail)=([\w.]+)")
 _MODEL = re.compile(rb'"model":\s*"([^"]*)"')
 _HEAD = b'{"id":"chatcmpl-fake","object":"chat.completion.chunk","created":1,"model":"fake","choices":'
 _STREAM_HEADERS = (
@@ -77,6 +78,7 @@ class Script:
     stream: bool = False
     usage: bool = False
     tokens: int = 8
+    per: int = 1
     rate: float = 0.0
     first_s: float = 0.0
     status: int = 200
@@ -96,6 +98,7 @@ def script_of(body: bytes) -> Script:
         stream=b'"stream":true' in squeezed,
         usage=b'"include_usage":true' in squeezed,
         tokens=int(found.get("tokens", "8")),
+        per=int(found.get("per", "1")),
         rate=float(found.get("rate", "0")),
         first_s=float(found.get("first", "0")),
         status=int(found.get("status", "200")),
@@ -118,8 +121,8 @@ def whole_answer(script: Script) -> bytes:
     }
     usage = {
         "prompt_tokens": PROMPT_TOKENS,
-        "completion_tokens": script.tokens,
-        "total_tokens": PROMPT_TOKENS + script.tokens,
+        "completion_tokens": script.tokens * script.per,
+        "total_tokens": PROMPT_TOKENS + script.tokens * script.per,
     }
     document = {"id": "chatcmpl-fake", "object": "chat.completion", "created": 1, "model": "fake"}
     return json.dumps({**document, "choices": [choice], "usage": usage}).encode()
@@ -256,11 +259,11 @@ class UpstreamProtocol(asyncio.Protocol):
     def _last(self, script: Script) -> None:
         self._event(_HEAD + b'[{"index":0,"delta":{},"finish_reason":"stop"}]}')
         if script.usage:
-            total = PROMPT_TOKENS + script.tokens
+            made = script.tokens * script.per
             self._event(
                 _HEAD
                 + b'[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}'
-                % (PROMPT_TOKENS, script.tokens, total)
+                % (PROMPT_TOKENS, made, PROMPT_TOKENS + made)
             )
         self._event(b"[DONE]")
         self._transport.write(b"0\r\n\r\n")

@@ -68,12 +68,17 @@ async def test_an_answer_and_a_stream_pass_through(tmp_path: Path) -> None:
         assert house.ledgers[0].by_name["b"].path == "/v1/chat/completions"
 
 
-async def test_usage_is_the_upstreams_and_goes_to_those_who_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("relayed", [True, False])
+async def test_usage_is_the_upstreams_and_goes_to_those_who_asked(tmp_path: Path, relayed: bool) -> None:
     """U1 BerriAI/litellm#5632, U2 ggml-org/llama.cpp#12102: always asked upstream, stripped for other clients."""
-    async with providing(tmp_path) as house:
-        _, events, _ = await streamed(house, "n=a tokens=3")
+    # A device that could answer as well keeps bytes from passing.
+    device = None if relayed else Target("device", True, FakeTextEngine(), frozenset({"m"}))
+    async with providing(tmp_path, device=device) as house:
+        _, events, _ = await streamed(house, "n=a tokens=3 per=20 rate=50")
         assert all(event.get("usage") is None for event in events)
-        assert (house.done()[-1].prompt_tokens, house.done()[-1].completion_tokens) == (12, 3)
+        assert (house.done()[-1].prompt_tokens, house.done()[-1].completion_tokens) == (12, 60)
+        _, document, _ = await whole(house, "n=b tokens=3 per=20")
+        assert document["usage"]["completion_tokens"] == 60
 
 
 REFUSALS = ["status=500", "status=503", "status=429"]
