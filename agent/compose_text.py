@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from engines.measure_text import text_probes
 from engines.peer import PeerEngine
 from engines.port import TextEngine
 from engines.queued_text import QueuedTextEngine
-from engines.registry import engine_class
+from engines.registry import engine_class, installed_engines
+from engines.rethreaded import RethreadedTextEngine
 from engines.store import ModelStore
 from engines.text_admission import prefill_batch
+from engines.thread_choice import ThreadChoice
 from gateway.door_limits import DoorLimits, limited
 from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts, build
@@ -32,7 +35,7 @@ from gateway.settings import GatewaySettings
 from gateway.targets import Target
 from links.http import HttpLink
 from links.port import Mount
-from profiles.benchmark import Probe, best_threads
+from profiles.benchmark import Probe, best_threads, fastest_engine
 from profiles.facts import usable_cores
 from profiles.rates import Slowdowns
 from protocol.clock import Clock
@@ -58,6 +61,7 @@ FOREIGN_IDLE_S = 2.0
 """Other people's servers close an idle connection after 5 s or so; one that closes as we write loses the request."""
 WARM_UP_PROMPT = "Hello"
 WARM_UP_S = 120.0
+LLAMA_BINDINGS = ("llama_server", "llama_cpp")
 PROBE_RUNS = 1
 PROBE_BUDGET_S = 6.0
 
@@ -89,7 +93,9 @@ class TextSide:
         self._host = host
         self._brought: TextEngine | None = None
         self._slowdowns = slowdowns or Slowdowns()
-        self._running_threads = 0
+        self._engine: str = config.text_engine
+        self._rethreaded: RethreadedTextEngine | None = None
+        self._fixed_threads = 0
         self._rates = Rates()
         self._parameters: float | None = None
         self.power = DevicePower(host=host)
@@ -140,7 +146,7 @@ class TextSide:
                     tokens_per_s=self._rates.tokens_per_s,
                     prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
                     parameters=self._parameters,
-                    engine_name=self._config.text_engine,
+                    engine_name=self._engine,
                     slowdowns=self._slowdowns,
                 )
             )
@@ -165,8 +171,8 @@ class TextSide:
             return
         try:
             self._brought = self._host.text_engine(self._config.text_model) if self._host is not None else None
-            threads = self._threads(self._config.text_model)
-            engine = self._make(self._config.text_model, threads)
+            self._engine = self._binding(self._config.text_model)
+            engine = self._open_engine(self._config.text_model)
             try:
                 capabilities = await engine.capabilities()
                 await _warm_up(engine, self._config.text_model)
@@ -180,7 +186,6 @@ class TextSide:
         self._parameters = await asyncio.to_thread(_parameters, self._file(self._config.text_model))
         for peer in (self._peer, *self._at_cloud.values()):
             peer.vocabulary = capabilities.vocabulary
-        self._running_threads = threads or _usual_threads()
         self._device = QueuedTextEngine(
             engine,
             slots=self._slots,
@@ -189,7 +194,43 @@ class TextSide:
             emit=self._emit,
         )
         self.learn(self._measured())
-        log.info("%s is ready on %s", self._config.text_model, self._config.text_engine)
+        log.info("%s is ready on %s", self._config.text_model, self._engine)
+
+    def _open_engine(self, model: str) -> TextEngine:
+        """The engine with its threads: those of the settings, or those that the benchmark and the load ask for."""
+        threads = self._threads(model)
+        self._fixed_threads = threads or _usual_threads()
+        if self._by_url or self._config.text_threads or self._fixed_threads < 2:
+            return self._make(model, threads)
+        choice = ThreadChoice(self._fixed_threads, self._idle_token_s(model, self._measured()))
+        self._rethreaded = RethreadedTextEngine(lambda count: self._make(model, count), choice)
+        return self._rethreaded
+
+    def _binding(self, model: str) -> str:
+        """The configured engine, or the fastest as measured among those that can load the model."""
+        if self._config.text_engine != "auto" or self._by_url:
+            return "llama_server" if self._config.text_engine == "auto" else self._config.text_engine
+        able = self._able(model)
+        return fastest_engine(self._measured(), self._store.entry(model).sha256, able, "decode") or able[0]
+
+    def _able(self, model: str) -> Sequence[str]:
+        """Installed engines for the model's format, the usual one first."""
+        if self._config.text_engine != "auto":
+            return (self._engine,)
+        if self._store.entry(model).format == "genai":
+            return ("onnx_genai",)
+        if self._host is not None:
+            return ("llama_cpp",)
+        return [name for name in LLAMA_BINDINGS if name in installed_engines()] or LLAMA_BINDINGS[:1]
+
+    def _idle_token_s(self, model: str, measured: Sequence[Measured]) -> dict[int, float]:
+        mine = (self._store.entry(model).sha256, self._engine, "decode")
+        rows = [row for row in measured if (row.digest, row.engine, row.what) == mine]
+        return {row.threads: row.per_token_s for row in rows if row.per_token_s}
+
+    @property
+    def _running_threads(self) -> int:
+        return self._fixed_threads if self._rethreaded is None else self._rethreaded.threads
 
     def learn(self, measured: Sequence[Measured]) -> None:
         """Take a profile's rates for what the device can do, where it has them of this engine as it runs now."""
@@ -198,9 +239,11 @@ class TextSide:
             return
         self._rates = self._rates_of(model, self._running_threads, measured)
         self._device.expect(self._rates.tokens_per_s)
+        if self._rethreaded is not None:
+            self._rethreaded.expect(self._idle_token_s(model, measured))
 
     def _rates_of(self, model: str, threads: int, measured: Sequence[Measured] | None = None) -> Rates:
-        mine = (self._store.entry(model).sha256, self._config.text_engine, threads)
+        mine = (self._store.entry(model).sha256, self._engine, threads)
         profile = self._measured() if measured is None else measured
         rows = {row.what: row for row in profile if (row.digest, row.engine, row.threads) == mine}
         return Rates(_tokens_per_s(rows.get("prefill")), _tokens_per_s(rows.get("decode")))
@@ -240,15 +283,19 @@ class TextSide:
             return ()
         usual = (_usual_threads(), 1, usable_cores())
         counts = (config.text_threads,) if config.text_threads else tuple(dict.fromkeys(usual))
-        return text_probes(
-            lambda threads: self._make(model, threads),
-            self._store.entry(model).sha256,
-            model=model,
-            engine=config.text_engine,
-            threads=counts,
-            runs=PROBE_RUNS,
-            budget_s=PROBE_BUDGET_S * config.slowdown,
-        )
+        return [
+            probe
+            for name in self._able(model)
+            for probe in text_probes(
+                partial(self._make, model, engine_name=name),
+                self._store.entry(model).sha256,
+                model=model,
+                engine=name,
+                threads=counts,
+                runs=PROBE_RUNS,
+                budget_s=PROBE_BUDGET_S * config.slowdown,
+            )
+        ]
 
     def digests(self) -> frozenset[str]:
         """What those are measured of."""
@@ -260,7 +307,7 @@ class TextSide:
         if self._config.text_threads or self._by_url:
             return self._config.text_threads
         digest = self._store.entry(model).sha256
-        return best_threads(self._measured(), digest, self._config.text_engine, "decode") or 0
+        return best_threads(self._measured(), digest, self._engine, "decode") or 0
 
     @property
     def _by_url(self) -> bool:
@@ -269,7 +316,7 @@ class TextSide:
         return (
             self._brought is not None
             or config.text_engine == "openai_compat"
-            or (config.text_engine == "llama_server" and config.text_url is not None)
+            or (config.text_engine in ("llama_server", "auto") and config.text_url is not None)
         )
 
     @property
@@ -277,16 +324,16 @@ class TextSide:
         """Answers at once."""
         return SERVER_SLOTS if self._config.text_engine == "openai_compat" else SLOTS
 
-    def _make(self, model: str, threads: int) -> TextEngine:
-        config = self._config
+    def _make(self, model: str, threads: int, engine_name: str = "") -> TextEngine:
+        config, name = self._config, engine_name or self._engine
         engine: TextEngine
         if self._brought is not None:
             engine = self._brought
         elif self._by_url:
             engine = self._make_by_url(model)
         else:
-            more = self._as_guest() if self._host is not None else self._sized(model, threads)
-            engine = engine_class(config.text_engine)(
+            more = self._as_guest(name) if self._host is not None else self._sized(model, threads, name)
+            engine = engine_class(name)(
                 self._store.path(model),
                 model=model,
                 context_tokens=config.context_tokens,
@@ -301,16 +348,16 @@ class TextSide:
             engine = SlowedTextEngine(engine, config.slowdown)
         return engine
 
-    def _sized(self, model: str, threads: int) -> Mapping[str, Any]:
+    def _sized(self, model: str, threads: int, name: str) -> Mapping[str, Any]:
         """Prompt batches that end soon enough on this device when a client leaves, as far as its speed is known."""
-        if self._config.text_engine != "llama_server":
+        if name != "llama_server":
             return {}
         rates = self._rates_of(model, threads or _usual_threads())
         return {"batch_tokens": prefill_batch(rates.prefill_tokens_per_s), "embeds": True}
 
-    def _as_guest(self) -> Mapping[str, Any]:
+    def _as_guest(self, name: str) -> Mapping[str, Any]:
         """What an engine needs to be told to start no child process. Raises ConfigError for one that must."""
-        if self._config.text_engine != "llama_cpp":
+        if name != "llama_cpp":
             raise ConfigError(
                 "llama_server runs in a child process, which an agent within another program does not start",
                 next_step="let the host bring an engine, or set text_engine = llama_cpp or openai_compat",

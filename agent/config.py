@@ -63,7 +63,7 @@ class AgentConfig:
     tensor_models: tuple[str, ...] = ()
     tensor_threads: int = 0
     text_model: str | None = None
-    text_engine: Literal["llama_server", "llama_cpp", "onnx_genai", "openai_compat"] = "llama_server"
+    text_engine: Literal["auto", "llama_server", "llama_cpp", "onnx_genai", "openai_compat"] = "auto"
     text_stands_in_for: tuple[str, ...] = ()
     text_threads: int = 0
     text_url: str | None = None

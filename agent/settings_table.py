@@ -145,7 +145,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tensor_threads", _whole(0, 256), "threads for one tensor inference; 0: decided from the cores"),
     Setting("text_model", _text, "text model to serve"),
     Setting(
-        "text_engine", _choice("llama_server", "llama_cpp", "onnx_genai", "openai_compat"), "engine for the text model"
+        "text_engine",
+        _choice("auto", "llama_server", "llama_cpp", "onnx_genai", "openai_compat"),
+        "engine for the text model; auto: the fastest installed one for it, as measured",
     ),
     Setting("text_stands_in_for", _names, "stronger models it may answer for, where dispatch.weaker_model consents"),
     Setting("text_threads", _whole(0, 256), "threads for text; 0: decided from the cores"),

@@ -169,5 +169,11 @@ def best_threads(measured: Sequence[Measured], digest: str, engine: str, what: s
     return min(m.threads for m in found if _seconds(m) <= fastest * _CLOSE_RATIO)
 
 
+def fastest_engine(measured: Sequence[Measured], digest: str, engines: Sequence[str], what: str) -> str | None:
+    """The engine of `engines` that is fastest at its best number of threads; None when none was measured."""
+    found = [m for m in measured if m.digest == digest and m.what == what and m.engine in engines]
+    return min(found, key=_seconds).engine if found else None
+
+
 def _seconds(measured: Measured) -> float:
     return measured.median_s if measured.per_token_s is None else measured.per_token_s

@@ -171,7 +171,8 @@ def test_a_paused_agent_is_idempotent_and_stops(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_needs_a_child_process_is_refused_with_another_way(tmp_path: Path) -> None:
-    config = config_for(tmp_path, models_dir=str(tmp_path / "models"), text_model="smollm2-135m")
+    models = str(tmp_path / "models")
+    config = config_for(tmp_path, models_dir=models, text_model="smollm2-135m", text_engine="llama_server")
     with EmbeddedAgent(config) as agent:
         _until(lambda: any(w["name"] == "text_model" for w in agent.status()["warnings"]))
         (warning,) = [w for w in agent.status()["warnings"] if w["name"] == "text_model"]

@@ -14,6 +14,7 @@ from agent.compose_text import TextSide
 from agent.discovery import Candidate
 from agent.health import Health
 from engines.catalogue import load_catalogue
+from engines.registry import installed_engines
 from engines.store import ModelStore
 from gateway.targets import Target
 from links.http_server import serve
@@ -81,6 +82,32 @@ async def test_the_profile_tells_the_gateway_what_the_device_can_do(
         assert (device().models, device().weaker) == (frozenset({MODEL, "large"}), frozenset({"large"}))
         side.learn([row("decode", 0.25)])
         assert (device().prefill_tokens_per_s, device().tokens_per_s) == (None, 4.0)
+    finally:
+        await side.close()
+
+
+@pytest.mark.parametrize(("other_s", "engine"), [(0.2, "llama_server"), (0.05, "llama_cpp")])
+async def test_the_benchmark_chooses_binding_and_threads(
+    model_file: Callable[[str], Path], tmp_path: Path, other_s: float, engine: str
+) -> None:
+    if engine == "llama_cpp" and engine not in installed_engines():
+        pytest.skip("llama-cpp-python is not installed")
+    flags = {"models_dir": str(model_file(MODEL).parent.parent), "text_model": MODEL, "context_tokens": 256}
+    digest = load_catalogue()[MODEL].sha256
+    rows = (
+        Measured(digest, "llama_server", 1, "decode", 1.0, 0.0, 0.3),
+        Measured(digest, "llama_server", 2, "decode", 1.0, 0.0, 0.1),
+        Measured(digest, "llama_cpp", 1, "decode", 1.0, 0.0, 2 * other_s),
+        Measured(digest, "llama_cpp", 2, "decode", 1.0, 0.0, other_s),
+    )
+    side = side_of(tmp_path, lambda: rows, **flags)
+    try:
+        await side.open()
+        (device,) = side.targets()
+        assert device.engine_name == engine
+        assert device.tokens_per_s == pytest.approx(1 / min(0.1, other_s)), "of the two threads that are the fastest"
+        names = {probe.name.split()[1] for probe in side.probes()}
+        assert names == {"llama_server", "llama_cpp"} & set(installed_engines())
     finally:
         await side.close()
 

@@ -16,6 +16,7 @@ from profiles.benchmark import (
     best_threads,
     decode_benchmark,
     encode_benchmark,
+    fastest_engine,
     run_benchmark,
 )
 from profiles.timing import MemoryProbe, memory_probe, summary
@@ -193,6 +194,19 @@ def test_the_fewest_threads_that_are_nearly_the_fastest(seconds: tuple[float, ..
 
 def test_unmeasured_threads_are_unknown() -> None:
     assert best_threads(sweep(0.1), "d", "llama", "prefill") is None
+
+
+def test_the_fastest_engine_counts_at_its_best_threads() -> None:
+    rows = [
+        Measured("d", engine, threads, what, 1.0, 0.0, seconds)
+        for engine, threads, what, seconds in (
+            ("a", 1, "decode", 0.2), ("a", 4, "decode", 0.9), ("b", 1, "decode", 0.3), ("b", 4, "decode", 0.1),
+            ("b", 4, "prefill", 9.0), ("c", 4, "decode", 0.01),
+        )
+    ]  # fmt: skip
+    assert fastest_engine(rows, "d", ("a", "b"), "decode") == "b"
+    assert fastest_engine(rows, "d", ("a",), "decode") == "a"
+    assert fastest_engine(rows, "other", ("a", "b"), "decode") is None
 
 
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=20))
