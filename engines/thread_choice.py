@@ -74,11 +74,18 @@ class ThreadChoice:
         elif seen_s >= SLOW_RATIO * usual_s and threads > 1 and now_s >= self._hold_until_s:
             self._change(max(1, threads // 2), f"a token takes {seen_s / usual_s:.1f} times as long as usual", now_s)
             self._before = (threads, seen_s)
-        elif threads < self._usual and seen_s <= EASY_RATIO * usual_s and now_s >= self._hold_until_s:
+        elif self._pays_to_rise(threads, seen_s, usual_s) and now_s >= self._hold_until_s:
             self._change(min(self._usual, threads * 2), "the cores are free again", now_s)
         else:
             self._before = None
         return self.choice
+
+    def _pays_to_rise(self, threads: int, seen_s: float, usual_s: float) -> bool:
+        """Whether nobody else wants the cores, and more threads were ever faster than these are now."""
+        if threads >= self._usual or seen_s > EASY_RATIO * usual_s:
+            return False
+        more_s = self._expected_s(min(self._usual, threads * 2))
+        return more_s is not None and more_s < BETTER_RATIO * seen_s
 
     def _change(self, threads: int, reason: str, now_s: float) -> None:
         self.choice = Choice(threads, reason)

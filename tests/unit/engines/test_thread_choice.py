@@ -64,6 +64,11 @@ def test_without_a_measurement_the_first_answers_are_the_measure() -> None:
     assert run(choice, 100.0, busy, 8)[-1] == 1
 
 
+def test_a_measure_that_was_taken_on_a_busy_machine_does_not_lead_back_to_it() -> None:
+    choice = ThreadChoice(2, {2: 0.12})
+    assert run(choice, 0.0, lambda threads: {2: 0.25, 1: 0.03}[threads], 100)[-90:] == [1] * 90
+
+
 def test_one_slow_answer_changes_nothing() -> None:
     choice = ThreadChoice(4, IDLE_S)
     for turn in range(30):
