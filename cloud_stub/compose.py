@@ -209,7 +209,7 @@ class CoordinatorHouse:
                 *TenantsApi(tenants.tenancy, tenants.ledger, self._wall, ADMIN).routes(),
             ],
             [text, tails],
-            [self.text.handoff(checks.member)],
+            [self.text.handoff(checks.member, tenants)],
             checks,
             self._frames,
         )

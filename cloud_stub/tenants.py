@@ -17,6 +17,7 @@ from gateway.keys import sha256_of
 from gateway.ledger import Ledger
 from gateway.metering import MeteredLimits
 from gateway.redis_ledger import RedisLedger
+from gateway.settings import GatewaySettings
 from gateway.sqlite_ledger import SqliteLedger
 from gateway.tenancy import Tenancy
 from gateway.tenant_store import SqliteTenants
@@ -50,7 +51,13 @@ class TenantHouse:
             stack.pop_all()
         self.keys = self.tenancy.table
         self.limits = MeteredLimits(
-            self.keys.tenant, self.ledger, clock=time.monotonic, wall=wall, holder=secrets.token_hex(8), emit=emit
+            self.keys.tenant,
+            self.ledger,
+            clock=time.monotonic,
+            wall=wall,
+            holder=secrets.token_hex(8),
+            emit=emit,
+            room=GatewaySettings().max_concurrent,
         )
         self._task: asyncio.Task[None] | None = None
 

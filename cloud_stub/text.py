@@ -17,6 +17,7 @@ from engines.port import TextEngine
 from engines.queued_text import QueuedTextEngine
 from engines.registry import ENGINES, engine_class, installed_engines
 from engines.store import ModelStore
+from gateway.limited_engine import LimitedEngine
 from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts
 from gateway.mount import build as build_gateway
@@ -63,15 +64,25 @@ class TextHouse:
             raise NotFound(f"there is no text model {model[:100]!r} here", next_step=f"known: {known}", field="model")
         return engine
 
-    def handoff(self, member: Check) -> FrameRoute:
-        """The handoff endpoint; who may open it was settled by the route's guard, each answer is asked for again."""
+    def handoff(self, member: Check, tenants: TenantHouse | None = None) -> FrameRoute:
+        """The handoff endpoint; who may open it was settled by the route's guard, each answer is asked for again.
+
+        tenants: answers count under the limits of whoever opened it (devices: the tenant `fleet`).
+        """
 
         async def handle(request: Request, stream: FrameStream) -> None:
             def admit(_: Prepare) -> None:
                 if member(request) is None:
                     raise NotAllowed("whoever opened this stream is no member of the fleet any more")
 
-            await serve_stream(self.engine_for, stream, admit, streams=self._streams, owner=owner_of(request))
+            def limited(model: str) -> TextEngine:
+                engine = self.engine_for(model)
+                if tenants is None:
+                    return engine
+                keys, limits = tenants.keys, tenants.limits
+                return LimitedEngine(engine, limits, lambda: keys.caller(request.headers, request.remote, request.peer))
+
+            await serve_stream(limited, stream, admit, streams=self._streams, owner=owner_of(request))
 
         return FrameRoute(HANDOFF_PATH, handle)
 

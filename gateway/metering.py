@@ -28,6 +28,9 @@ TICK_S = 1.0
 LEASE_TTL_S = 10.0
 """A process that dies holds its places this long at the most."""
 
+FREE_SHARES = 8
+"""One tenant may have up to eight times the places that are free: alone 8/9 of all, two of them 8/17 each."""
+
 MAX_ROUNDS = 64
 """Turns at the ledger of one request; each halves what is left, so more means that somebody else is always quicker."""
 
@@ -49,7 +52,8 @@ class _Entry:
 class MeteredLimits:
     """`gateway.ports.Limits` over a ledger. tenant_of: read at each request, so that changes count at once.
 
-    holder: names this process among those that share the ledger; unique for each start.
+    holder: names this process among those that share the ledger; unique for each start. room: requests that the house
+    takes at once; no tenant takes all of it from the others (None: they may).
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class MeteredLimits:
         wall: WallClock,
         holder: str,
         emit: Emit = ignore,
+        room: int | None = None,
     ) -> None:
         self._tenant_of = tenant_of
         self._ledger = ledger
@@ -68,6 +73,8 @@ class MeteredLimits:
         self._wall = wall
         self._holder = holder
         self._emit = emit
+        self._room = room
+        self._running = 0
         self._entries: dict[str, _Entry] = {}
         self._bills: dict[tuple[str, int], Bill] = {}
         self._task: asyncio.Task[None] | None = None
@@ -94,6 +101,7 @@ class MeteredLimits:
     async def reserve(self, caller: Caller, estimate: Estimate) -> Reserved:
         """Raises RateLimited, BudgetExceeded, TooLarge for what never fits, or LedgerError."""
         entry = self._entry(caller.tenant)
+        self._check_share(entry.account)
         need = Need(estimate.prompt_tokens + estimate.answer_tokens, nano_usd(estimate.money))
         found = entry.account.reserve(need, self._now())
         for _ in range(MAX_ROUNDS):
@@ -102,8 +110,27 @@ class MeteredLimits:
             await self._fetch(entry, found)
             found = entry.account.reserve(need, self._now())
         if isinstance(found, Held):
+            self._running += 1
             return Reserved(self, entry.account, found)
         raise self._refusal(entry.account, found)
+
+    def ended(self) -> None:
+        """A request gave its place in the house back."""
+        self._running -= 1
+
+    def _check_share(self, account: Account) -> None:
+        """What is free stays large enough for others, whoever fills the rest. Raises RateLimited.
+
+        As shared switch buffers have it (Choudhury and Hahne, 1998): a queue may grow to so many times what is free.
+        """
+        free = self._room - self._running if self._room is not None else None
+        if free is not None and account.running and account.running >= FREE_SHARES * (free - 1):
+            self._emit(LimitHit(at_s=self._clock(), tenant=account.tenant.name, dimension="share"))
+            raise RateLimited(
+                f"{account.running} requests of this tenant are under way, its share of what this gateway can take",
+                retry_after_s=1.0,
+                headers=self.headers(account),
+            )
 
     async def extend(self, account: Account, held: Held, money: float) -> Held | None:
         """More money for a request that is under way; None when the budget has no room. Raises LedgerError."""
@@ -316,6 +343,7 @@ class Reserved:
             money = max(spent.money, spent.held)
             took = Need(spent.prompt_tokens + spent.completion_tokens, nano_usd(money))
             self._account.settle(self._held, took)
+            self._limits.ended()
             self._limits.charged(self._account, spent)
 
     async def release(self) -> None:
@@ -323,6 +351,7 @@ class Reserved:
         if self._open:
             self._open = False
             self._account.release(self._held)
+            self._limits.ended()
 
 
 @frozen

@@ -228,7 +228,7 @@ class _Run:
             # A count that came before the end is not the whole one.
             self._charge.usage = delta.usage if delta.finish is not None else None
             self._charge.tokens = len(self._pieces)
-            self._charge.made_bytes = sum(len(piece.encode("utf-8", "replace")) for piece in self._pieces)
+            self._charge.most_made = sum(len(piece.encode("utf-8", "replace")) for piece in self._pieces)
 
     def headers(self) -> dict[str, str]:
         """Of the response; the target is known once it spoke."""

@@ -67,7 +67,8 @@ def most_money(chat: ChatRequest, prompt: PromptSize, targets: Sequence[Target])
 class Charge:
     """One attempt. asked: the upstream may have begun; ended: it said by itself that it was done.
 
-    tokens, made_bytes: what came of the answer. whole: it comes in one body, so nothing is known of it before its end.
+    tokens: pieces that came of the answer; most_made: tokens that they can have been. whole: it comes in one body, so
+    nothing is known of it before its end.
     """
 
     target: Target
@@ -75,7 +76,7 @@ class Charge:
     answer_tokens: int
     size: PromptSize
     tokens: int = 0
-    made_bytes: int = 0
+    most_made: int = 0
     whole: bool = False
     asked: bool = True
     ended: bool = False
@@ -101,9 +102,8 @@ class Charge:
             return self.known
         made = self.answer_tokens
         if self.ended or not self.whole:
-            # What came as one piece may have been a token a byte.
             slack = 0 if self.ended else CUT_SLACK_TOKENS
-            made = min(made, max(self.tokens, self.made_bytes) + slack)
+            made = min(made, max(self.tokens, self.most_made) + slack)
         return max(self.known, self._money(self.size.most_tokens + self.prefix_tokens, made))
 
     def _money(self, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0) -> float:
@@ -235,7 +235,8 @@ class PaidContinuation:
         try:
             async for token in tokens:
                 charge.tokens += bool(token.data) or token.finish is None
-                charge.made_bytes += len(token.data)
+                # A piece without an id may have been a token a byte.
+                charge.most_made += len(token.data) if token.id is None else bool(token.data)
                 last = await self._last_word(tokens) if self._is_last(token) else None
                 if token.finish is not None or (last is not None and last.finish is not None):
                     charge.ended = True

@@ -229,7 +229,7 @@ class PolicyJudged(Event):
 
 @frozen(kw_only=True)
 class LimitHit(Event):
-    """A request was refused by a limit of its tenant. dimension: requests, tokens, places, day or month."""
+    """A request was refused by a limit of its tenant. dimension: requests, tokens, places, share, day or month."""
 
     tenant: str
     dimension: str

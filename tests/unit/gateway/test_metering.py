@@ -226,3 +226,25 @@ async def test_two_processes_share_places() -> None:
     for limits in two:
         await limits.stop()
     assert await ledger.lease("acme", "c", 4, 4, 1.0) == 4
+
+
+async def test_no_tenant_takes_every_place_of_the_house() -> None:
+    """Two that take what they can leave places to a third, and get more when others go."""
+    limits = MeteredLimits(Tenant, SlowLedger(time.monotonic), clock=time.monotonic, wall=wall_now, holder="p", room=64)
+
+    async def fill(name: str) -> list[Reserved]:
+        held: list[Reserved] = []
+        while True:
+            try:
+                held.append(await limits.reserve(Caller(tenant=name), Estimate("m", 1, 1)))
+            except RateLimited:
+                return held
+
+    first = await fill("a")
+    second = await fill("b")
+    third = await fill("c")
+    assert 50 <= len(first) <= 58 and len(second) >= 4 and len(third) >= 1
+    assert len(first) + len(second) + len(third) <= 64
+    for one in first[10:]:
+        await one.release()
+    assert len(await fill("b")) >= 20
