@@ -32,6 +32,14 @@ def read_metadata(file: Path) -> Mapping[str, Value]:
         raise EngineError(f"{file.name} cannot be read: {err}", next_step="check the file, or pull it again") from err
 
 
+def pools(file: Path) -> bool:
+    """Whether a GGUF file says how token vectors become one: embedding models do, chat models do not."""
+    metadata = read_metadata(file)
+    kind = metadata.get("general.architecture", b"")
+    architecture = kind.decode("utf-8", "replace") if isinstance(kind, bytes) else str(kind)
+    return f"{architecture}.pooling_type" in metadata
+
+
 class _Reader:
     def __init__(self, memory: mmap.mmap, name: str) -> None:
         self._memory = memory

@@ -20,8 +20,10 @@ from typing import Any
 
 from attrs import evolve
 
-from engines.gguf import read_metadata
+from engines.embedding_windows import joined, windows
+from engines.gguf import pools
 from engines.here_or_worker import HereOrWorker
+from engines.llama_server_embed import embed, embeds_texts
 from engines.llama_server_stream import NativeServer, ServerContinuation
 from engines.llama_server_wire import NativePrompt, completion_body, read_chunk, server_error, template_messages
 from engines.pieces import check_bytes, is_piece, unfinished_bytes
@@ -34,7 +36,7 @@ from engines.vocabulary import Vocabulary, read_vocabulary
 from links.port import Link, RejectedStatus
 from profiles.facts import usable_cores
 from protocol.clock import Clock
-from protocol.errors import BadRequest, EngineError, LinkError, LinkTimeout, ProtocolError, RejectedError, Unsupported
+from protocol.errors import BadRequest, EngineError, LinkError, LinkTimeout, ProtocolError, Unsupported
 from protocol.sse import SseParser
 from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextRequest, Token
 
@@ -55,6 +57,7 @@ class ServerEngine(ABC):
         self._clock = clock
         self._running: set[ServerContinuation] = set()
         self._context_limit: int | None = None
+        self._embed_tokens: int | None = None
         self._vocabulary: Vocabulary | None = None
         self._capabilities: TextCapabilities | None = None
         self._probing = asyncio.Lock()
@@ -105,11 +108,11 @@ class ServerEngine(ABC):
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
         if not (await self.capabilities()).embeds:
             raise Unsupported("this model serves text, not embeddings", next_step="name an embedding model")
-        answer = await (await self._native()).call("/v1/embeddings", {"input": list(texts)}, CALL_S)
-        try:
-            return [tuple(float(value) for value in one["embedding"]) for one in answer["data"]]
-        except (KeyError, TypeError, ValueError) as err:
-            raise ProtocolError("llama-server sent embeddings that are none", field="data") from err
+        native = await self._native()
+        if self._embed_tokens is None:
+            return await embed(native, list(texts))
+        parts = windows([await _tokenize(native, text, special=True) for text in texts], self._embed_tokens)
+        return joined(parts, await embed(native, [part.ids for part in parts]), len(texts))
 
     def load(self) -> EngineLoad:
         return self._slots.load()
@@ -180,6 +183,7 @@ class EmbeddedLlamaServer(ServerEngine):
         super().__init__(slots=slots, clock=clock)
         self._path = Path(model_path)
         self._context_limit = context_tokens
+        self._embed_tokens = batch_tokens
         taken = threads or default_threads()
         self._settings = (context_tokens, taken, slots, chat_template, embeds, batch_tokens, listen_port)
         self._embedded: _Embedded | None = None
@@ -324,16 +328,8 @@ async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapa
         continues="ids",
         grammar=grammar,
         logprobs=logprobs,
-        embeds=await _embeds(native),
+        embeds=await embeds_texts(native),
     )
-
-
-async def _embeds(native: NativeServer) -> bool:
-    try:
-        answer = await native.call("/v1/embeddings", {"input": ["a"]}, CALL_S)
-    except (EngineError, RejectedError):
-        return False
-    return bool(answer.get("data"))
 
 
 async def _tokenize(native: NativeServer, text: str, *, special: bool) -> tuple[int, ...]:
@@ -343,14 +339,6 @@ async def _tokenize(native: NativeServer, text: str, *, special: bool) -> tuple[
         return tuple(int(one) for one in answer["tokens"])
     except (KeyError, TypeError, ValueError) as err:
         raise ProtocolError("llama-server sent tokens that are none", field="tokens") from err
-
-
-def pools(file: Path) -> bool:
-    """Whether a GGUF file says how token vectors become one: embedding models do, chat models do not."""
-    metadata = read_metadata(file)
-    kind = metadata.get("general.architecture", b"")
-    architecture = kind.decode("utf-8", "replace") if isinstance(kind, bytes) else str(kind)
-    return f"{architecture}.pooling_type" in metadata
 
 
 def _text(data: bytes) -> str:

@@ -11,7 +11,16 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from protocol.errors import BadRequest, ContextOverflow, EngineError, Full, MidstreamError, NotAllowed, ProtocolError
+from protocol.errors import (
+    BadRequest,
+    ContextOverflow,
+    EngineError,
+    Full,
+    MidstreamError,
+    NotAllowed,
+    ProtocolError,
+    TooLarge,
+)
 from protocol.text import Message, Sampling
 
 
@@ -127,6 +136,8 @@ def server_error(error: object, status: int = 500) -> MidstreamError:
         return ContextOverflow(
             prompt_tokens=int(detail.get("n_prompt_tokens") or 0), context_tokens=int(detail.get("n_ctx") or 0)
         )
+    if "too large to process" in message:
+        return TooLarge(message, next_step="send a shorter text", field="input")
     if kind == "unavailable_error" or code in (429, 503):
         return Full(message, retry_after_s=1.0)
     if code in (401, 403):
