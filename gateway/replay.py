@@ -257,13 +257,32 @@ def oracle_mean_s(recording: Recording, regime: Regime, budget_ratio: float) -> 
     return total / len(recording.requests)
 
 
-def least_quantile_s(recording: Recording, ratio: float) -> float:
-    """A bound on a quantile of the TTFT of any dispatch: both sides always, without a queue."""
-    best = sorted(
-        min(ttft_s, recording.given_up_s, recording.device.prefill_s(asked.prompt_tokens))
-        for asked, ttft_s in zip(recording.requests, recording.ttfts_s, strict=True)
-    )
-    return quantile_s(best, ratio)
+def least_quantile_s(recording: Recording, ratio: float, regime: Regime, budget_ratio: float) -> float:
+    """A bound on a quantile of the TTFT of any dispatch within the budget, by an oracle whose device has no queue.
+
+    All but (1 - ratio) of the requests must be answered in time by the side that is not dear, or be paid for; the
+    longest of those that would have to be paid for are given up.
+    """
+    rows = []
+    for asked, ttft_s in zip(recording.requests, recording.ttfts_s, strict=True):
+        server_s, device_s = min(ttft_s, recording.given_up_s), recording.device.prefill_s(asked.prompt_tokens)
+        cheap_s, dear_s = (server_s, device_s) if regime == "device_constrained" else (device_s, server_s)
+        rows.append((cheap_s, dear_s, asked.prompt_tokens))
+    given_up = len(rows) - 1 - round(ratio * (len(rows) - 1))
+    tokens = budget_ratio * sum(size for _, _, size in rows)
+
+    def possible(bound_s: float) -> bool:
+        late = [(dear_s <= bound_s, size) for cheap_s, dear_s, size in rows if cheap_s > bound_s]
+        paid = sorted(size for in_time, size in late if in_time)
+        left = given_up - (len(late) - len(paid))
+        return left >= 0 and sum(paid[: max(0, len(paid) - left)]) <= tokens
+
+    moments = sorted({moment for cheap_s, dear_s, _ in rows for moment in (cheap_s, dear_s)})
+    low, high = 0, len(moments) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if possible(moments[middle]) else (middle + 1, high)
+    return moments[low]
 
 
 def quantile_s(ordered_s: Sequence[float], ratio: float) -> float:

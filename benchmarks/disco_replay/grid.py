@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def tail_bound(self) -> float:
-        """No dispatch can reduce the tail by more: both sides always, no queue."""
+        """No dispatch within the budget can reduce the tail by more, by an oracle without a queue."""
         return 1.0 - self.least_tail_s / self.random_tail_s
 
     @property
@@ -100,7 +100,7 @@ def cell(place: Place) -> Cell:
         random_mean_s=_random_mean_s(found, runs, place.regime, budget),
         random_tail_s=sum(quantile_s(sorted(run.ttfts_s), TAIL) for run in runs) / len(runs),
         oracle_s=oracle_mean_s(found, place.regime, budget),
-        least_tail_s=least_quantile_s(found, TAIL),
+        least_tail_s=least_quantile_s(found, TAIL, place.regime, budget),
         over_plan=over_plan,
         over_run=over_run,
     )

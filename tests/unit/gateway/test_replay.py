@@ -83,7 +83,7 @@ def test_ours_is_between_the_oracle_and_random_routing(regime: Regime, gap_s: fl
         mean_s = sum(outcome.ttfts_s) / len(lengths)
         assert oracle_mean_s(found, regime, max(budget, spent)) <= mean_s < sum(other.ttfts_s) / len(lengths)
         tail_s, random_tail_s = (quantile_s(sorted(one.ttfts_s), 0.99) for one in (outcome, other))
-        assert least_quantile_s(found, 0.99) <= tail_s < random_tail_s
+        assert least_quantile_s(found, 0.99, regime, max(budget, spent)) <= tail_s < random_tail_s
 
 
 def test_no_budget_and_a_full_one() -> None:
@@ -94,3 +94,15 @@ def test_no_budget_and_a_full_one() -> None:
         device = regime == "device_constrained"
         assert none.spent_ratio(found.requests, device=device) == 0.0
         assert none.ttfts_s == only(found, device=not device).ttfts_s
+
+
+def test_the_bound_on_a_quantile_pays_for_what_it_needs() -> None:
+    # Device: 1 s each; the server is at once for all but one.
+    found = recording([0.1] * 9 + [50.0], tokens=100)
+    assert least_quantile_s(found, 1.0, "device_constrained", 0.0) == 50.0
+    assert least_quantile_s(found, 1.0, "device_constrained", 0.1) == 1.0
+    assert least_quantile_s(found, 0.8, "device_constrained", 0.0) == 0.1
+    assert least_quantile_s(found, 1.0, "server_constrained", 0.5) == 1.0
+    # One request in ten may be late: eight of nine others are paid for.
+    assert least_quantile_s(found, 0.9, "server_constrained", 0.9) == 0.1
+    assert least_quantile_s(found, 0.9, "server_constrained", 0.5) == 1.0
