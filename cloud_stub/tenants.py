@@ -41,7 +41,8 @@ class TenantHouse:
             stack.callback(self.audit.close)
             store = SqliteTenants(config.state_dir / "tenants.sqlite")
             stack.callback(store.close)
-            self.tenancy = Tenancy(store, wall, self.audit.management)
+            fixed = {OPERATOR_KEY: "delete admin.key in the state folder and restart the coordinator"}
+            self.tenancy = Tenancy(store, wall, self.audit.management, fixed)
             self._adopt(authority)
             self.ledger: Ledger = (
                 RedisLedger(config.limits_redis, f"midstream:{config.fleet}")
@@ -82,7 +83,7 @@ class TenantHouse:
 
     def _adopt(self, authority: Authority) -> None:
         """The two keys that the first start made are keys like any other."""
-        note = "of the command line on this machine; to change it delete admin.key and restart"
+        note = "of the command line on this machine"
         self.tenancy.adopt(OPERATOR_KEY, "admin", sha256_of(authority.admin_key), note)
         self.tenancy.adopt(CLIENT_KEY, "invoke", authority.client_key_sha256, "printed at the first start")
 

@@ -20,6 +20,9 @@ from protocol.durable import open_sqlite
 
 T = TypeVar("T")
 
+BILL_DAYS = 400
+"""Bills are kept so long: the year before can be looked up."""
+
 _COUNTS = """
 CREATE TABLE count (
     account TEXT NOT NULL, dimension TEXT NOT NULL, slot INTEGER NOT NULL, units INTEGER NOT NULL,
@@ -52,6 +55,7 @@ class SqliteLedger:
 
     def __init__(self, folder: Path, wall: WallClock) -> None:
         self._wall = wall
+        self._pruned_on = 0
         self._budgets = _File(folder / "budgets.sqlite", BUDGETS, synced=True)
         try:
             self._windows = _File(folder / "windows.sqlite", WINDOWS, synced=False)
@@ -89,7 +93,16 @@ class SqliteLedger:
 
     async def bill(self, bills: Sequence[Bill]) -> None:
         rows = [(b.tenant, b.day, b.requests, b.prompt_tokens, b.completion_tokens, b.nano_usd) for b in bills]
-        await self._budgets.run(lambda db: db.executemany(_ADD_BILL, rows))
+
+        newest = max((bill.day for bill in bills), default=0)
+
+        def add(db: sqlite3.Connection) -> None:
+            db.executemany(_ADD_BILL, rows)
+            if newest > self._pruned_on:  # once a day
+                db.execute("DELETE FROM bill WHERE day < ?", (newest - BILL_DAYS,))
+                self._pruned_on = newest
+
+        await self._budgets.run(add)
 
     async def bills(self, tenant: str, first_day: int, last_day: int) -> Sequence[Bill]:
         def ask(db: sqlite3.Connection) -> list[Bill]:

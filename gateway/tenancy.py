@@ -40,9 +40,19 @@ class NewKey:
 
 
 class Tenancy:
-    """Keys and tenants of one house. `table` is what requests are judged by."""
+    """Keys and tenants of one house. `table` is what requests are judged by.
 
-    def __init__(self, store: TenantStore, wall: WallClock, record: Record = _unrecorded) -> None:
+    fixed: keys that are not managed here, with what to do instead.
+    """
+
+    def __init__(
+        self,
+        store: TenantStore,
+        wall: WallClock,
+        record: Record = _unrecorded,
+        fixed: Mapping[str, str] | None = None,
+    ) -> None:
+        self._fixed = fixed or {}
         self.table = KeyTable(wall)
         self._store = store
         self._wall = wall
@@ -99,6 +109,7 @@ class Tenancy:
         if not 0.0 <= overlap_s <= MOST_OVERLAP_S:
             raise BadRequest(f"an overlap of {overlap_s:g} s", next_step="from 0 s to 90 days", field="overlap_s")
         with self._one_at_a_time:
+            self._check_fixed(id)
             old, now_s = self._key(id), self._wall().unix_s
             if not old.alive(now_s):
                 raise BadRequest(f"key {id} has ended already", next_step="add a new one", field="id")
@@ -111,6 +122,7 @@ class Tenancy:
     def revoke_key(self, who: str, id: str) -> KeyRecord:
         """The key ends now; its record stays."""
         with self._one_at_a_time:
+            self._check_fixed(id)
             record = self._key(id)
             if record.revoked_s is None:
                 record = evolve(record, revoked_s=self._wall().unix_s)
@@ -164,6 +176,10 @@ class Tenancy:
             if record.id == id:
                 return record
         raise NotFound(f"there is no key {id[:64]!r}", next_step="see midstream keys list", field="id")
+
+    def _check_fixed(self, id: str) -> None:
+        if id in self._fixed:
+            raise BadRequest(f"key {id} is not changed this way", next_step=self._fixed[id], field="id")
 
     def _check_tenant(self, name: str) -> None:
         check_name(name, "tenant")

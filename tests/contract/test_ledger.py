@@ -144,6 +144,15 @@ async def test_bills_add_up_over_processes_by_day(two: Two) -> None:
     assert [bill.day for bill in await two.other.bills("acme", 0, 30)] == [20, 22]
 
 
+async def test_bills_are_kept_for_a_year_and_a_little(tmp_path: Path) -> None:
+    ledger = SqliteLedger(tmp_path, wall_now)
+    for day in (10, 20, 415):
+        await ledger.bill([Bill("acme", day, 1)])
+    assert [bill.day for bill in await ledger.bills("acme", 0, 500)] == [20, 415]
+    await ledger.bill([])
+    await ledger.close()
+
+
 async def test_budgets_survive_a_restart_of_the_process(tmp_path: Path) -> None:
     before = SqliteLedger(tmp_path, wall_now)
     await before.draw([draw(60, 60)])

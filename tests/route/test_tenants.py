@@ -50,6 +50,10 @@ async def test_the_verbs_make_rotate_and_end_keys(tmp_path: Path, capsys: pytest
         assert shown["today"]["usd"] == 0.0
         nowhere = ["keys", "list", "--state-dir", str(tmp_path / "nowhere")]
         assert await asyncio.to_thread(main, nowhere) == 2
+        for change in ("rotate", "revoke"):  # the command line would lock itself out
+            words = ["keys", change, "operator", "--state-dir", str(coordinator.house.config.state_dir)]
+            assert await asyncio.to_thread(main, words) == 1
+            assert "delete admin.key" in capsys.readouterr().err
         code, found = await verb(coordinator, capsys, "audit", "verify")
         assert code == 0 and found["fault"] is None and found["lines"] == 2 + 5
         head = found["head"]
@@ -78,8 +82,9 @@ async def test_everything_an_operator_changes_is_written_down_first(tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("ledger_on", ["sqlite", "redis"])
 async def test_a_provider_is_billed_to_the_tenant_and_refused_at_its_cap(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, ledger_on: str
 ) -> None:
     """From the command line to the upstream and back, over TLS, with a key of the first start and one of a tenant."""
     port, ledger, stop = await serve_upstream()
@@ -95,7 +100,8 @@ async def test_a_provider_is_billed_to_the_tenant_and_refused_at_its_cap(
         return reply.status, json.loads(reply.body)
 
     try:
-        async with running(tmp_path, providers=providers) as coordinator:
+        redis = request.getfixturevalue("redis_server").url if ledger_on == "redis" else None
+        async with running(tmp_path, providers=providers, limits_redis=redis) as coordinator:
             await verb(coordinator, capsys, "tenants", "set", "acme", "--usd-per-day", "0.0005", "--alert", "0.3")
             _, made = await verb(coordinator, capsys, "keys", "add", "--tenant", "acme")
             answers = [await ask(made["key"]) for _ in range(6)]
