@@ -42,13 +42,20 @@ def parsed(data: bytes, form: Form) -> dict[str, Any]:
 
 def check_armed(policy: Policy) -> None:
     """Raise BadRequest for a route to the edge with nothing behind it: the fallback goes live before the routing."""
-    at = next((at for at, rule in enumerate(policy.routing.rules) if is_edge(rule.target)), None)
+    edge = [(rule.strict, at) for at, rule in enumerate(policy.routing.rules) if is_edge(rule.target)]
+    at = max(edge)[1] if edge else None
     why = None if at is None else unarmed(policy.routing, policy.privacy.local_only)
     if why is not None:
         raise BadRequest(
             f"routing.rules[{at}] goes to the edge without an armed fallback: {why}",
             next_step="set fallback to { enable: true, upgrade_target: cloud } first",
             field="routing.fallback",
+        )
+    if at is not None and policy.routing.rules[at].strict:
+        raise BadRequest(
+            f"routing.rules[{at}] is strict and goes to the edge, so its fallback has nowhere to go",
+            next_step="leave `strict` out; to keep requests on the device use privacy.local_only_labels",
+            field=f"routing.rules[{at}].strict",
         )
 
 

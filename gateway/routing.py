@@ -84,6 +84,9 @@ class PolicyRouter:
             raise NotFound("no model is here to choose from", next_step="pull a model, or name one", field="model")
         facts = self.facts(chat, caller, policy.routing)
         verdict = self._ruled(chat, caller, facts, both, offer, constraints, policy)
+        if verdict is None and chat.endpoint == "embedding":
+            here = both.edge or both.cloud
+            verdict = Verdict(here, "rules", "vectors are made on this machine where it can") if here else None
         if verdict is None:
             verdict = decide(facts, both, policy.routing, _threshold(facts, both, offer, caller, policy.routing))
         return _routed(verdict, facts, both, constraints)
@@ -137,7 +140,7 @@ class PolicyRouter:
         if at is not None:
             wishes.append((routing.rules[at], "rules", f"rule {at + 1}: {routing.rules[at].target}"))
         for rule, level, reason in wishes:
-            if is_edge(rule.target) and not _edge_may(facts, both, policy):
+            if is_edge(rule.target) and (rule.strict or not _edge_may(facts, both, policy)):
                 continue
             side = side_of_rule(rule, both, offer, caller, constraints)
             if side is not None and (side.up or rule.strict):

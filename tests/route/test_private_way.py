@@ -12,7 +12,7 @@ from attrs import frozen
 
 from engines.fakes_text import FakeTextEngine
 from gateway.context import Caller
-from gateway.ports import Invocation
+from gateway.ports import Invocation, NoLimits
 from gateway.privacy import PrivacyGuard
 from gateway.targets import Target
 from links.http import HttpLink
@@ -155,6 +155,29 @@ async def test_route_tells_level_reason_and_what_it_saw() -> None:
             "/v1/chat/completions", {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}
         )
         assert done["model"] == "small" and not here.far.prepared
+
+
+class HalfSpent(NoLimits):
+    """Limits whose caller has 40 % of the month's budget left."""
+
+    def left_ratios(self, caller: Caller) -> dict[str, float]:
+        return {"month": 0.4}
+
+
+async def test_a_budget_moves_the_threshold_of_requests() -> None:
+    body = {"messages": [{"role": "user", "content": "why compare and design a python function"}]}
+    targets = [
+        Target("device", True, FakeTextEngine(), frozenset({"small"})),
+        Target("cloud", False, FakeTextEngine(), frozenset({"large"})),
+    ]
+    for limits, target, level in ((NoLimits(), "cloud", "heuristic"), (HalfSpent(), "device", "dynamic")):
+        async with house(targets, ports={"limits": limits}) as served:
+            link = HttpLink("front", served.base_url)
+            reply = await link.exchange("/v1/route", _sent({}), json.dumps(body).encode(), 10.0)
+            await link.close()
+        found = json.loads(reply.body)
+        assert (found["target"], found["level"]) == (target, level)
+    assert "40% of the month's budget left" in found["reason"]
 
 
 async def test_a_model_on_both_sides_begins_where_the_route_says() -> None:

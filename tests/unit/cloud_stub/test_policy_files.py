@@ -61,6 +61,7 @@ enable = true
         ("route:", "privacy: { local_only: true }\nroute:", "routing.fallback"),
         ("upgrade_target: cloud", "upgrade_target: elsewhere", "routing.fallback"),
         ("target: edge", "target: nowhere", "routing.rules[0].target"),
+        ("target: edge", "target: edge\n      strict: true", "routing.rules[0].strict"),
         ("estimated_complexity: low", "estimated_complexity: tiny", "routing.rules[0].when.estimated_complexity[0]"),
         ("intent: [code_gen", "intend: [code_gen", "routing.rules[1].when.intend"),
         ("0.6", "1.6", "routing.fallback.confidence_threshold"),

@@ -248,3 +248,13 @@ async def test_no_tenant_takes_every_place_of_the_house() -> None:
     for one in first[10:]:
         await one.release()
     assert len(await fill("b")) >= 20
+
+
+async def test_shares_of_budgets_that_are_left_are_known_once_something_was_charged() -> None:
+    async with metered(acme(usd_per_day=1.0, usd_per_month=10.0)) as at:
+        assert at.limits.left_ratios(ACME) == {}
+        held = await at.limits.reserve(ACME, Estimate("m", 10, 10, 0.6))
+        await held.settle(Spent(10, 10, money=0.6))
+        await at.limits.flush()
+        assert at.limits.left_ratios(ACME) == pytest.approx({"day": 0.4, "month": 0.94})
+        assert at.limits.left_ratios(Caller(tenant="another")) == {}

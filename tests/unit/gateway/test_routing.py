@@ -103,9 +103,12 @@ def test_the_first_rule_that_matches_decides(text: str, side: str) -> None:
 
 def test_a_route_is_a_preference_and_a_strict_one_a_line() -> None:
     assert route(SUMMARIZE).constraints.allows("cloud", False)
-    strict = (evolve(RULES[0], strict=True),)
-    routed = route(SUMMARIZE, RoutingPolicy(rules=strict, fallback=ARMED))
-    assert not routed.constraints.allows("cloud", False) and routed.other_model is None
+    strict = RouteRule("cloud", RouteWhen(("math",)), strict=True)
+    routed = route("Solve 3x + 5 = 20", RoutingPolicy(rules=(strict,)))
+    assert not routed.constraints.allows("device", True) and routed.other_model is None
+    # A strict route to the edge would leave its fallback nowhere to go, so it is no rule.
+    edge = RoutingPolicy(rules=(evolve(RULES[0], strict=True),), fallback=ARMED)
+    assert route(SUMMARIZE, edge).level == "heuristic"
 
 
 def test_what_the_client_says_of_its_intent_counts_more_than_the_classifier() -> None:
@@ -224,6 +227,14 @@ def test_a_side_that_cannot_answer_now_is_passed_over() -> None:
     assert route("hello", offer=Shelf({"large": (CLOUD,)})).start == "cloud"
     with pytest.raises(NotFound):
         route("hello", offer=Shelf({}))
+
+
+def test_vectors_are_made_here_where_this_machine_can() -> None:
+    chat = ChatRequest("auto", "why compare and design a python function", endpoint="embedding")
+    policy = Policy(routing=RoutingPolicy(cloud_threshold=0.35))
+    assert ROUTER.route(chat, Caller(), Findings(), BOTH, policy, 0.5).start == "device"
+    far = Shelf({"large": (CLOUD,)})
+    assert ROUTER.route(chat, Caller(), Findings(), far, policy, 0.5).start == "cloud"
 
 
 def test_a_rule_may_name_a_target_and_a_model() -> None:
