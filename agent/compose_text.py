@@ -31,6 +31,7 @@ from engines.thread_choice import ThreadChoice
 from gateway.door_limits import DoorLimits, limited
 from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts, build
+from gateway.routing import PolicyRouter
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
 from links.http import HttpLink
@@ -431,7 +432,7 @@ def text_mount(
         GatewaySettings(),
         GatewayPorts(
             targets=side.targets, policy=policy, emit=emit, clock=clock, rtt_s=side.rtt_s, loading=side.loading,
-            cache=memory.cache, conversations=memory.conversations,
+            cache=memory.cache, conversations=memory.conversations, router=PolicyRouter(second=memory.second_opinion),
             power=side.power, limits=limits, audit=limits,
         ),
     )  # fmt: skip

@@ -6,14 +6,19 @@ at once, at the end.
 
     python -m benchmarks.train_intents            # writes gateway/intents.bin
     python -m benchmarks.train_intents --check    # only says whether the file in the tree is the one this makes
+    python -m benchmarks.train_intents --sentences  # the head for sentence vectors; needs minilm-int8 and its tokenizer
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +26,10 @@ from attrs import frozen
 
 from benchmarks.report import arguments
 from benchmarks.routing_prompts import Labelled, filler, generated, halves, labelled
-from gateway import intents
+from engines.store import default_store
+from gateway import intents, second_opinion
+from gateway.memory import TextMemory
+from gateway.memory_settings import MemorySettings
 from gateway.prompt_features import Features, features
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -38,6 +46,10 @@ REAL_WEIGHT = 10.0
 
 ACCEPTED_ACCURACY = 0.95
 """The threshold is the least probability from which so many answers of the folds were right."""
+
+HEAD_STEPS, HEAD_RATE, HEAD_PENALTY, HEAD_REAL_WEIGHT = 2000, 2.0, 1e-3, 6.0
+HEAD_THRESHOLD = 0.2
+"""Who is asked only about what the other one could not tell may be less sure."""
 
 LEAST_COUNT = 2
 
@@ -181,6 +193,34 @@ def train() -> bytes:
     return packed(fit(real, made, penalty), threshold)
 
 
+async def train_sentences() -> None:
+    """Writes gateway/intents_sentences.json: a softmax head over the encoder's vectors."""
+    real, _ = halves(labelled())
+    samples = [*real, *generated(2, SEED)]
+    with tempfile.TemporaryDirectory() as folder:
+        memory = TextMemory(MemorySettings(cache="semantic", conversations=False), Path(folder), default_store())
+        embedder = memory.embedder
+        if embedder is None:
+            raise SystemExit(memory.why)
+        try:
+            found = await embedder.embed([sample.text[: second_opinion.MAX_CHARACTERS] for sample in samples])
+        finally:
+            await memory.close()
+    names = intents.default_model().names
+    inputs = np.asarray(found, dtype=np.float32)
+    wanted = np.eye(len(names), dtype=np.float32)[[names.index(sample.intent) for sample in samples]]
+    weight = np.array([HEAD_REAL_WEIGHT] * len(real) + [1.0] * (len(samples) - len(real)), dtype=np.float32)
+    weight /= weight.sum()
+    rows = np.zeros((inputs.shape[1], len(names)), dtype=np.float32)
+    for _ in range(HEAD_STEPS):
+        rows -= HEAD_RATE * (inputs.T @ ((_softmax(inputs @ rows) - wanted) * weight[:, None]) + HEAD_PENALTY * rows)
+    unit = float(np.abs(rows).max()) / 127.0
+    whole = np.rint(rows.T / unit).astype(int).tolist()
+    document = {"encoder": embedder.id, "names": names, "unit": unit, "threshold": HEAD_THRESHOLD, "rows": whole}
+    second_opinion.HEAD_FILE.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"{embedder.id}: {len(samples)} samples, {second_opinion.HEAD_FILE.stat().st_size} bytes")
+
+
 def _with_document(sample: Labelled, rng: random.Random) -> Labelled:
     document = filler(rng, rng.randint(20, 400), sample.chinese)
     text = f"{sample.text}\n{document}" if rng.random() < 0.7 else f"{document}\n{sample.text}"
@@ -191,7 +231,11 @@ def main() -> None:
     """Command line."""
     parser = arguments("Fits the intent model of the gateway.")
     parser.add_argument("--check", action="store_true", help="compare with the file in the tree, write nothing")
+    parser.add_argument("--sentences", action="store_true", help="fit the head for sentence vectors instead")
     options = parser.parse_args()
+    if options.sentences:
+        asyncio.run(train_sentences())
+        return
     data = train()
     model = intents.read(data)
     if options.check:

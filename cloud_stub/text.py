@@ -22,6 +22,7 @@ from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts
 from gateway.mount import build as build_gateway
 from gateway.provider_house import ProviderHouse
+from gateway.routing import PolicyRouter
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
 from links.port import FrameRoute, FrameStream, Mount, Request
@@ -99,7 +100,12 @@ class TextHouse:
             ports = evolve(ports, keys=tenants.keys, limits=tenants.limits, audit=tenants.audit)
         if memory is None:
             return build_gateway(GatewaySettings(), ports)
-        ports = evolve(ports, cache=memory.cache, conversations=memory.conversations)
+        ports = evolve(
+            ports,
+            cache=memory.cache,
+            conversations=memory.conversations,
+            router=PolicyRouter(second=memory.second_opinion),
+        )
         return remembering(build_gateway(GatewaySettings(), ports), memory)
 
     async def warm(self) -> None:

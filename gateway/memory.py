@@ -17,6 +17,7 @@ from gateway.conversation_store import SqliteConversations
 from gateway.conversations import KeptConversations
 from gateway.memory_settings import MemorySettings
 from gateway.ports import AnswerCache, Conversations, NoCache, NoConversations
+from gateway.second_opinion import SecondOpinion
 from links.port import Mount
 from protocol.errors import MidstreamError
 
@@ -42,6 +43,7 @@ class TextMemory:
         self._kept = SqliteConversations(folder / "conversations.sqlite") if settings.conversations else None
         self.conversations: Conversations = KeptConversations(self._kept) if self._kept else NoConversations()
         self.why = ""
+        self.embedder: SentenceEmbedder | None = None
         self._cache = self._made() if settings.cache != "off" else None
         self.cache: AnswerCache = self._cache or NoCache()
 
@@ -49,7 +51,7 @@ class TextMemory:
         settings, embedder = self._settings, None
         if settings.cache == "semantic":
             try:
-                embedder = self._embedder()
+                embedder = self.embedder = self._embedder()
             except MidstreamError as err:
                 self.why = f"only exact cache hits: {err.message}; {err.next_step}"
                 log.warning("%s", self.why)
@@ -66,6 +68,12 @@ class TextMemory:
         self._executor = BoundedExecutor("sentences", 1)
         self._endpoint = LocalEndpoint(self._models, ModelPool(POOL_BYTES), self._executor, runtimes, threads=1)
         return SentenceEmbedder(self._endpoint, ENCODER, tokenizer, encoder.sha256, DIMENSIONS)
+
+    @property
+    def second_opinion(self) -> SecondOpinion | None:
+        """For the router, where there is an encoder and a head for it."""
+        found = SecondOpinion(self.embedder) if self.embedder is not None else None
+        return found if found is not None and found.usable else None
 
     async def start(self) -> None:
         """Open the cache. A disk that cannot be used leaves it off, with a sentence in `why`."""

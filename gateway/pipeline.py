@@ -144,7 +144,8 @@ class TextWay:
     ) -> tuple[Findings, Routed, list[Target]]:
         """What was found in the request, where it may go, and the targets there that can take it."""
         findings = self.ports.privacy.inspect(chat, caller, policy)
-        routed = self.ports.router.route(chat, caller, findings, self, policy, self.ports.draw())
+        asker = await self.ports.router.consulted(chat, caller, policy)
+        routed = self.ports.router.route(chat, asker, findings, self, policy, self.ports.draw())
         routed = degraded(routed, reservation)
         able = self.able(routed.model, routed.constraints)
         return findings, routed, await self.capable(chat.named(routed.model), able)
@@ -385,6 +386,7 @@ class TextWay:
     async def stop(self) -> None:
         """Take nothing new, let running answers end for `drain_s`, then cut the rest with an error that says so."""
         self._stopping = True
+        self.ports.router.close()
         await self._ended(self.settings.drain_s)
         for running in tuple(self._running.values()):
             await running.abort("this process is stopping")

@@ -218,6 +218,14 @@ class Router(Protocol):
         """Raises NotFound or NotAllowed. `findings.local_only` and `caller.models` must be kept."""
         ...
 
+    async def consulted(self, chat: ChatRequest, caller: Caller, policy: Policy) -> Caller:
+        """Before `route`, for what takes longer: the caller, with the intent where it had to be asked for elsewhere."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside requests."""
+        ...
+
 
 @frozen
 class CacheKey:

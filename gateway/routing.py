@@ -18,6 +18,7 @@ from gateway.prompt_reader import PromptReader
 from gateway.route_plugins import Asked, Plugins, Suggestion
 from gateway.route_rules import Facts, band_of, first_match
 from gateway.route_sides import Side, Sides, side_of_target, sides
+from gateway.second_opinion import SecondOpinion
 from protocol.chat import ChatRequest
 from protocol.errors import NotFound
 from protocol.policy import Policy
@@ -60,16 +61,19 @@ def decide(facts: Facts, both: Sides, routing: RoutingPolicy, moved: Threshold) 
 class PolicyRouter:
     """The gateway's Router.
 
-    model: tells intents; the package's own by default, read when the first request has to be routed.
+    model: tells intents; the package's own by default, read when the first request has to be routed. second: is asked
+    where it abstains and a rule wants to know.
     """
 
     def __init__(
         self,
         model: IntentModel | None = None,
         plugins: Plugins | None = None,
+        second: SecondOpinion | None = None,
     ) -> None:
         self._reader = None if model is None else PromptReader(model)
         self._plugins = Plugins() if plugins is None else plugins
+        self._second = second
 
     def route(
         self, chat: ChatRequest, caller: Caller, findings: Findings, offer: Offer, policy: Policy, draw: float
@@ -91,12 +95,23 @@ class PolicyRouter:
             verdict = decide(facts, both, policy.routing, _threshold(facts, both, offer, caller, policy.routing))
         return _routed(verdict, facts, both, constraints)
 
+    async def consulted(self, chat: ChatRequest, caller: Caller, policy: Policy) -> Caller:
+        """The caller with the intent that the second opinion tells, where the classifier abstains."""
+        routing = policy.routing
+        if self._second is None or chat.model != AUTO or caller.intent is not None:
+            return caller
+        if not any(rule.when.intent for rule in routing.rules):
+            return caller
+        text, reader = _read(chat)[0], self._prompts()
+        if reader.read(text).intent.probability >= believed_from(routing.intent, reader.model):
+            return caller
+        intent = await self._second.intent(text)
+        return caller if intent is None else evolve(caller, intent=intent)
+
     def facts(self, chat: ChatRequest, caller: Caller, routing: RoutingPolicy) -> Facts:
         """What is known of a request: by its size, its last turn, and what the client says of it."""
         text, characters, turns = _read(chat)
-        reader = self._reader
-        if reader is None:
-            reader = self._reader = PromptReader(default_model())
+        reader = self._prompts()
         seen = reader.read(text)
         tokens = int(characters * (TOKENS_PER_CHARACTER_ZH if seen.chinese else TOKENS_PER_CHARACTER))
         estimate = complexity.estimate(seen.marks, tokens, turns, len(chat.tools))
@@ -114,6 +129,11 @@ class PolicyRouter:
             tools=bool(chat.tools),
             labels=caller.labels,
         )
+
+    def _prompts(self) -> PromptReader:
+        if self._reader is None:
+            self._reader = PromptReader(default_model())
+        return self._reader
 
     def close(self) -> None:
         """End the plugins' threads."""
