@@ -234,6 +234,7 @@ class OwnedContinuation:
         self._next = 0
         self._limit = 0
         self._ready: deque[Token] = deque()
+        self._turn = 0
         self._prefilled = False
         self._news = asyncio.Event()
         self._failure: MidstreamError | None = None
@@ -241,7 +242,10 @@ class OwnedContinuation:
         self._closed = False
 
     async def prefill(self) -> None:
-        """Evaluate prompt and answer so far. A longer answer begins a new sequence, which finds the old one's cache."""
+        """Evaluate prompt and answer so far, and make the first token.
+
+        A longer answer begins a new sequence, which finds the old one's cache.
+        """
         ids = [*self._prompt_ids, *await self._ids_of(self._prefix)]
         if not ids:
             raise BadRequest("the prompt is empty", field="prompt")
@@ -254,16 +258,21 @@ class OwnedContinuation:
         self._next = len(self._prefix)
         self._limit = max(0, min(self._sampling.max_tokens - self._next, self._context_tokens - len(ids)))
         self._prefilled = False
+        self._ready.clear()
+        # What the sequence before still says is of no interest.
+        self._turn += 1
+        turn = self._turn
         self._generation = Generation(
             ids,
             self._sampling,
             self._limit,
-            on_prefilled=lambda cached: self._tell(self._take_prefilled, cached),
-            on_token=lambda chosen, piece, ends: self._tell(self._take_token, chosen, piece, ends),
-            on_failed=lambda err: self._tell(self._take_failure, err),
+            on_prefilled=lambda cached: self._tell(turn, self._take_prefilled, cached),
+            on_token=lambda chosen, piece, ends: self._tell(turn, self._take_token, chosen, piece, ends),
+            on_failed=lambda err: self._tell(turn, self._take_failure, err),
         )
+        self._generation.allowed = 1
         self._owner.add(self._generation)
-        while not (self._prefilled or self._failure):
+        while not ((self._prefilled and (self._ready or not self._limit)) or self._failure):
             self._news.clear()
             await self._news.wait()
         if self._failure is not None:
@@ -278,6 +287,10 @@ class OwnedContinuation:
                 await self.prefill()
         except TimeoutError as err:
             raise LinkTimeout("the answer so far was not read in time") from err
+
+    def spoken(self) -> Token | None:
+        """The first token, made with the prefill."""
+        return self._ready[0] if self._ready and self._ready[0].finish is None else None
 
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         if self._credit is not None:
@@ -327,13 +340,17 @@ class OwnedContinuation:
             done = self._credit.acknowledged + 1 - len(self._prefix)
             self._owner.allow(self._generation, done + self._ahead_tokens)
 
-    def _tell(self, take: Callable[..., None], *arguments: object) -> None:
+    def _tell(self, turn: int, take: Callable[..., None], *arguments: object) -> None:
         """From the owner's thread to the loop."""
         try:
-            self._loop.call_soon_threadsafe(take, *arguments)
+            self._loop.call_soon_threadsafe(self._hear, turn, take, arguments)
         except RuntimeError:
             # The loop is gone, and with it whoever waited.
             return
+
+    def _hear(self, turn: int, take: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if turn == self._turn:
+            take(*arguments)
 
     def _take_prefilled(self, cached: int) -> None:
         self._prefilled = True

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from engines.port import Continuation
+from engines.port import Continuation, SpokenContinuation
 from protocol.errors import BadRequest, ContextOverflow, Full, Unsupported
 from protocol.text import Message, Prompt, Sampling, TextRequest, Token
 from tests.contract.text_engines import ENGINES, Made
@@ -104,6 +104,20 @@ async def test_generation_pauses_ahead_of_the_consumer(made: Made) -> None:
         taken.append(token)
     assert [token.index for token in folded(made, taken)] == list(range(30))
     await continuation.close()
+
+
+async def test_a_token_that_is_told_before_the_start_is_the_first_one(made: Made) -> None:
+    continuation = await made.engine.prepare(ask(), 20)
+    told = continuation.spoken() if isinstance(continuation, SpokenContinuation) else None
+    first, *_ = await take(continuation, count=1)
+    if told is not None:
+        assert (told.index, told.id, told.data) == (0, first.id, first.data)
+        continuation = await made.engine.prepare(ask(), 20)
+        assert isinstance(continuation, SpokenContinuation)
+        await continuation.extend([first])
+        after = continuation.spoken()
+        assert after is None or after.index == 1
+        assert (await take(continuation, 1, 1))[0].index == 1
 
 
 async def test_closing_one_generation_leaves_the_other_alone(made: Made) -> None:
