@@ -89,7 +89,10 @@ def main() -> int:
 def _what(traces: Path | None) -> str:
     short = ", ".join(f"{name} = {regime}" for regime, name in SHORT.items())
     made = "recorded" if traces else "synthetic, seeded"
-    return f"{short}; traces: {made}; alpaca-like lengths are drawn to published statistics"
+    return (
+        f"{short}; traces: {made}; alpaca-like lengths are drawn to published statistics; budget_run_over: what runs "
+        "spent beyond the budget by chance, by a cold start, and for servers that were silent for 5 s"
+    )
 
 
 if __name__ == "__main__":
