@@ -76,7 +76,7 @@ def plans(quick: bool, draw: random.Random) -> list[Plan]:
     clean, kills, alone = (6, 8, 2) if quick else (100, 108, 30)
     rtts_s = (0.06,) if quick else RTTS_S
     combos = [(pair, to_cloud, rtt_s) for rtt_s in rtts_s for pair in pairs(quick) for to_cloud in (True, False)]
-    strikes = [(phase, victim) for victim in VICTIMS for phase in PHASES]
+    strikes = [(phase, VICTIMS[(place + turn) % 3]) for turn in range(3) for place, phase in enumerate(PHASES)]
     found: list[Plan] = []
     for number in range(clean + kills + alone):
         pair, to_cloud, rtt_s = combos[number % len(combos)]

@@ -45,18 +45,16 @@ def judge(owned: Sequence[Owned], made: Mapping[str, Sequence[Generation]], comp
     if not complete:
         lost += max_tokens - len(set(indices))
     violations: list[str] = []
-    current: Generation | None = None
-    side = ""
+    # Whoever may have made the last token: an engine that is taken up again may repeat what it had made ahead before.
+    current: list[Generation] = []
     for place, one in enumerate(owned):
-        if current is None or one.side != side or not _makes(current, one.token):
-            side = one.side
-            current = next((g for g in made[side] if g.at == place and _makes(g, one.token)), None)
-            if current is None:
-                violations.append(f"token {place} is not what {one.side} made there")
-                continue
-            wrong = _wrong_prefix(current.prefix, [before.token for before in owned[:place]])
-            if wrong:
-                violations.append(f"{one.side} at token {place}: {wrong}")
+        given = [before.token for before in owned[:place]]
+        began = [g for g in made[one.side] if g.at == place and not _wrong_prefix(g.prefix, given)]
+        going_on = [g for g in current if any(g is mine for mine in made[one.side])]
+        found = [g for g in (*going_on, *began) if _makes(g, one.token)]
+        if not found:
+            violations.append(f"token {place} is not what {one.side} makes from the answer before it")
+        current = found
     return Judged(lost, doubled, tuple(violations))
 
 
@@ -68,19 +66,22 @@ def _makes(generation: Generation, token: Token) -> bool:
     return (made.id, made.data) == (token.id, token.data)
 
 
-def _wrong_prefix(prefix: Sequence[Token], given: Sequence[Token]) -> str:
-    """Why `prefix` is not the answer that the reader was given; empty when it is."""
+def _wrong_prefix(prefix: Sequence[Token], given: Sequence[Token]) -> bool:
+    """Whether `prefix` is not the answer that the reader was given."""
     if all(token.id is not None for token in prefix):
         same = [token.id for token in prefix] == [token.id for token in given]
     else:
         same = b"".join(token.data for token in prefix) == b"".join(token.data for token in given)
-    return "" if same and len(prefix) == len(given) else "it went on from another prefix"
+    return not same or len(prefix) != len(given)
 
 
 def text_bytes(batch: Batch) -> int:
     """Bytes of the same batch in the same frame, as plain UTF-8 text."""
     first = batch.tokens[0].index
-    return len(encode(bytes(16), 1, Extend(first, (Token(first, None, batch.text),))))
+    frame = Extend(first, (Token(first, None, batch.text),))
+    size_bytes = len(encode(bytes(16), 1, frame))
+    # Beside a prompt, what the text adds to a frame that is there anyway.
+    return size_bytes if batch.alone else size_bytes - len(encode(bytes(16), 1, Extend(first, ())))
 
 
 @frozen

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
@@ -22,7 +22,7 @@ from links.http import HttpLink
 from links.http_server import serve
 from links.port import FrameRoute, FrameStream, Request
 from links.shaped import Loss, ShaperProxy
-from protocol.handoff import Extend, Prepare, decode
+from protocol.handoff import Extend, Prepare, decode, encode
 from protocol.text import Sampling, TextCapabilities, TextRequest, Token
 
 PATH = "/handoff"
@@ -213,10 +213,14 @@ class _WatchedContinuation:
 
 @frozen
 class Batch:
-    """Tokens of an answer that went to a target in one frame: their text, and the bytes of header and token block."""
+    """Tokens of an answer that went to a target in one frame: their text, and the bytes that they took.
+
+    alone: in a frame of their own, whose header then counts; otherwise they came with the prompt.
+    """
 
     tokens: tuple[Token, ...]
     size_bytes: int
+    alone: bool
     text: bytes = b""
 
 
@@ -230,22 +234,12 @@ class _Counted:
     async def send(self, frame: bytes) -> None:
         decoded = decode(frame).frame
         if isinstance(decoded, Extend):
-            self._batches.append(Batch(decoded.tokens, len(frame)))
+            self._batches.append(Batch(decoded.tokens, len(frame), alone=True))
         elif isinstance(decoded, Prepare) and decoded.request.prefix:
             bare = evolve(decoded, request=evolve(decoded.request, prefix=()))
-            empty_bytes = len(_encoded(bare)) - BLOCK_HEAD_BYTES - HEADER_BYTES
-            self._batches.append(Batch(decoded.request.prefix, len(frame) - empty_bytes))
+            added_bytes = len(frame) - len(encode(bytes(16), 1, bare))
+            self._batches.append(Batch(decoded.request.prefix, added_bytes, alone=False))
         await self._inner.send(frame)
-
-
-HEADER_BYTES = 22
-BLOCK_HEAD_BYTES = 3
-
-
-def _encoded(frame: Any) -> bytes:
-    from protocol.handoff import encode
-
-    return encode(bytes(16), 1, frame)
 
 
 @define
