@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from engines.port import Continuation
 from gateway.targets import Target
+from protocol.clock import Clock
 from protocol.errors import MidstreamError
 from protocol.text import Token
 
@@ -30,14 +32,17 @@ class Ahead:
         made: Callable[[Target, int, int], Sequence[Token]],
         generated: Callable[[], int],
         batch_tokens: Callable[[], int] = lambda: 4,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.target = target
         self.error: MidstreamError | None = None
-        self.sent = generated()
+        self.sent = self._prepared_tokens = generated()
         self._prepare = prepare
         self._made = made
         self._generated = generated
         self._batch_tokens = batch_tokens
+        self._clock = clock
+        self._prepare_s = 0.0
         self._continuation: Continuation | None = None
         self._final: int | None = None
         self._news = asyncio.Event()
@@ -47,6 +52,14 @@ class Ahead:
     def ready(self) -> bool:
         """The prefix is prefilled; `lag_tokens` says what is still to be read."""
         return self._continuation is not None and self.error is None
+
+    def read_s(self, rtt_s: float) -> float:
+        """Seconds for each token that it had to read when it was prepared, the round trip taken out; 0: unknown."""
+        continuation = self._continuation
+        if continuation is None:
+            return 0.0
+        tokens = max(0, continuation.prompt_tokens - continuation.cached_tokens) + self._prepared_tokens
+        return max(0.0, self._prepare_s - rtt_s) / tokens if tokens else 0.0
 
     @property
     def lag_tokens(self) -> int:
@@ -80,7 +93,9 @@ class Ahead:
 
     async def _run(self) -> None:
         try:
+            begun_s = self._clock()
             self._continuation = await self._prepare(self.target, self.sent)
+            self._prepare_s = self._clock() - begun_s
             while self._final is None or self.sent < self._final:
                 await self._extend()
         except MidstreamError as err:

@@ -37,6 +37,7 @@ class StreamView:
     safe_at: index at which the answer may be cut now, None inside a character, word (text path) or tool call.
     moves: planned moves so far; moved_at: index of the last one.
     preparing: target that prefills ahead; prepared: the same once it is ready; lag_tokens: made since its last extend.
+    read_s: seconds that it took for each token that it read just now.
     """
 
     generated: int
@@ -49,6 +50,7 @@ class StreamView:
     preparing: str | None = None
     prepared: str | None = None
     lag_tokens: int = 0
+    read_s: float = 0.0
     prompt_tokens: int = 0
     source_tokens_per_s: float | None = None
 
@@ -212,9 +214,11 @@ def _cut(stream: StreamView, source: TargetView, target: TargetView, rtt_s: floa
 
 
 def _cut_seconds(stream: StreamView, target: TargetView, rtt_s: float) -> float:
-    """t_m from now on: prefill happened ahead, so one round trip and the tokens made since are left.
+    """t_m from now on: prefill happened ahead, so one round trip, the tokens made since and a first one are left.
 
     A server that takes text reads everything again, unless it remembers, which nobody promises.
     """
     anew = target.continues != "ids" and stream.lag_tokens > 0
-    return rtt_s + target.prefill_s * max(stream.lag_tokens, stream.prefix_tokens if anew else 0)
+    unread_there = max(stream.lag_tokens, stream.prefix_tokens if anew else 0)
+    first_s = 1.0 / target.tokens_per_s if target.tokens_per_s else 0.0
+    return rtt_s + max(target.prefill_s, stream.read_s) * unread_there + first_s

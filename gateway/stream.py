@@ -268,6 +268,7 @@ class StreamOwner:
             preparing=ahead.target.name if ahead else None,
             prepared=ahead.target.name if ahead and ahead.ready else None,
             lag_tokens=ahead.lag_tokens if ahead else 0,
+            read_s=ahead.read_s(self._ports.rtt_s().get(ahead.target.name, 0.0)) if ahead else 0.0,
             prompt_tokens=self.prompt_tokens,
             source_tokens_per_s=self._rate(),
         )
@@ -288,6 +289,7 @@ class StreamOwner:
                 lambda: self._line.whole,
                 # Asked each time, as preparing it tells what it can do.
                 lambda: batch_tokens(self._view_of(target), self._policy),
+                self._ports.clock,
             )
         elif move.act == "drop":
             self._give_up_ahead(None)

@@ -89,7 +89,7 @@ def test_money_decides_before_speed() -> None:
         (READY, 0.05, "cut"),
         (evolve(READY, prepared=None), 0.05, "stay"),
         (evolve(READY, safe_at=None), 0.05, "stay"),
-        (evolve(READY, consumed=19), 0.2, "cut"),
+        (evolve(READY, consumed=19), 0.18, "cut"),
         (evolve(READY, consumed=19), 0.21, "stay"),
         (evolve(READY, consumed=20, source_tokens_per_s=4.0), 0.05, "cut"),
         (evolve(READY, consumed=20, source_tokens_per_s=8.0), 0.05, "stay"),
@@ -100,6 +100,13 @@ def test_money_decides_before_speed() -> None:
 )
 def test_the_cut_waits_for_a_buffer_that_covers_it(stream: StreamView, rtt_s: float, expected: str) -> None:
     assert act(stream, rtt_s=rtt_s) == expected
+
+
+def test_what_the_target_just_took_to_read_counts_more_than_its_best() -> None:
+    """A loaded target needs a larger buffer than its record says."""
+    stream = evolve(READY, consumed=18, lag_tokens=10)
+    assert act(stream, cloud=evolve(CLOUD, continues="ids"), rtt_s=0.0) == "cut"
+    assert act(evolve(stream, read_s=0.05), cloud=evolve(CLOUD, continues="ids"), rtt_s=0.0) == "stay"
 
 
 def test_the_cut_is_where_it_is_safe() -> None:
@@ -187,9 +194,9 @@ def test_tokens_are_sent_ahead_in_batches_that_the_target_reads_while_its_reader
 
 def test_a_server_that_reads_everything_again_needs_a_buffer_for_it() -> None:
     slow = evolve(CLOUD, prefill_s=0.01)
-    stream = evolve(READY, generated=20, consumed=17, lag_tokens=4)
-    # 60 tokens of 10 ms are three of the reader's, 4 tokens none that counts.
+    stream = evolve(READY, generated=20, consumed=16, lag_tokens=4)
+    # 60 tokens of 10 ms and a first one are four of the reader's, 4 tokens are one.
     assert act(stream, cloud=evolve(slow, continues="ids"), rtt_s=0.0) == "cut"
     assert act(stream, cloud=slow, rtt_s=0.0) == "cut"
-    assert act(evolve(stream, consumed=18), cloud=slow, rtt_s=0.0) == "stay"
+    assert act(evolve(stream, consumed=17), cloud=slow, rtt_s=0.0) == "stay"
     assert act(evolve(stream, consumed=18), cloud=evolve(slow, continues="ids"), rtt_s=0.0) == "cut"
