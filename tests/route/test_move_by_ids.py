@@ -171,7 +171,7 @@ async def test_a_move_to_the_same_weights_goes_by_ids(model_file: Callable[[str]
     flags = {"models_dir": str(path.parent.parent), "text_model": MODEL, "text_threads": 1, "context_tokens": 512}
     async with (
         # Slowed, so that the cloud has the time to prepare.
-        device_of({MODEL: there}, tmp_path, emit, slowdown=4.0, **flags) as (side, url),
+        device_of({MODEL: there}, tmp_path, emit, slowdown=8.0, **flags) as (side, url),
         openai.DefaultAsyncHttpxClient(base_url=url, timeout=50.0) as client,
     ):
         assert [target.name for target in side.targets()] == ["device", "cloud"]

@@ -36,7 +36,7 @@ Phase = Literal["prepare", "extend", "start", "token"]
 
 def moving(at: int) -> MigrationPolicy:
     """A policy that moves as soon as it can after `at` tokens."""
-    return MigrationPolicy(min_tokens=at, min_remaining_tokens=1, consume_tokens_per_s=0.001, stall_s=0.2)
+    return MigrationPolicy(min_tokens=at, min_remaining_tokens=1, consume_tokens_per_s=0.001, stall_s=0.6)
 
 
 async def moved(at: int, cloud: FakeTextEngine, device: FakeTextEngine | None = None, count: int = COUNT):  # type: ignore[no-untyped-def]
