@@ -39,7 +39,10 @@ PROMPT_TOKENS = 12
 
 @define
 class Seen:
-    """One request as the upstream saw it. Monotonic seconds; closed_s: the client hung up before the answer's end."""
+    """One request as the upstream saw it. Monotonic seconds; closed_s: the client hung up before the answer's end.
+
+    usage: a stream's usage was asked for.
+    """
 
     name: str
     at_s: float
@@ -50,6 +53,7 @@ class Seen:
     first_byte_s: float | None = None
     ended_s: float | None = None
     closed_s: float | None = None
+    usage: bool = False
 
 
 @define
@@ -196,6 +200,7 @@ class UpstreamProtocol(asyncio.Protocol):
             script = evolve(script, status=200, cut=-1, stall=-1, garble=-1, fail=-1)
         seen = Seen(script.name, time.monotonic(), path=head.split(b" ", 2)[1].decode("latin-1"))
         if script.name:
+            seen.usage = script.usage
             seen.authorization = _header(head, b"authorization")
             seen.model = model.group(1).decode() if (model := _MODEL.search(body)) else ""
             self._ledger.by_name[script.name] = seen

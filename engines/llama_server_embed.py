@@ -23,5 +23,5 @@ async def embeds_texts(native: NativeServer) -> bool:
     """One short text; a server that was started without embeddings refuses it."""
     try:
         return bool(await embed(native, ["a"]))
-    except (EngineError, RejectedError):
+    except (EngineError, ProtocolError, RejectedError):
         return False

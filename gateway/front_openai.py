@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from gateway.answer import Answer
 from gateway.door import JSON, Door, Handle, shaped
 from gateway.wire_openai import OpenAIWire
 from links.port import Request, Response, Route
-from protocol import openai_wire
+from protocol import anthropic_wire, openai_wire
 from protocol.openai_parse import parse_chat, parse_completion, parse_embeddings
+
+ANTHROPIC = "anthropic-version"
+"""The header by which Anthropic's clients are known at the paths that both APIs have."""
 
 
 class OpenAIFront:
@@ -36,10 +40,11 @@ class OpenAIFront:
     async def models(self, request: Request) -> Response:
         """Every model that some allowed target has and the key may name; `owned_by` names those targets."""
         allowed = self._door.way.caller(request).models
+        found = {m: targets for m, targets in self._door.way.models().items() if allowed is None or m in allowed}
+        if ANTHROPIC in request.headers:
+            return Response(200, JSON, openai_wire.dump(anthropic_wire.models_list(list(found), self._begun())))
         listed = openai_wire.models_list(
-            (model, "+".join(targets), self._door.begun_unix_s)
-            for model, targets in self._door.way.models().items()
-            if allowed is None or model in allowed
+            (model, "+".join(targets), self._door.begun_unix_s) for model, targets in found.items()
         )
         return Response(200, JSON, openai_wire.dump(listed))
 
@@ -47,8 +52,14 @@ class OpenAIFront:
         """One model by name."""
         self._door.way.caller(request)
         name = request.params.get("id", "")
-        listed = openai_wire.models_list([(name, "+".join(self._door.known(name)), self._door.begun_unix_s)])
+        targets = self._door.known(name)
+        if ANTHROPIC in request.headers:
+            return Response(200, JSON, openai_wire.dump(anthropic_wire.model_object(name, self._begun())))
+        listed = openai_wire.models_list([(name, "+".join(targets), self._door.begun_unix_s)])
         return Response(200, JSON, openai_wire.dump(listed["data"][0]))
+
+    def _begun(self) -> str:
+        return datetime.fromtimestamp(self._door.begun_unix_s, UTC).isoformat().replace("+00:00", "Z")
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""

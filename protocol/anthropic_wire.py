@@ -94,6 +94,18 @@ def stop(index: int) -> bytes:
     return event({"type": "content_block_stop", "index": index})
 
 
+def model_object(name: str, created: str) -> Json:
+    """One model of GET /v1/models as Anthropic's clients read it. created: RFC 3339."""
+    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+
+
+def models_list(names: Sequence[str], created: str) -> Json:
+    """GET /v1/models as Anthropic's clients read it: always one page."""
+    data = [model_object(name, created) for name in names]
+    first, last = (names[0], names[-1]) if names else (None, None)
+    return {"data": data, "has_more": False, "first_id": first, "last_id": last}
+
+
 def error_object(err: MidstreamError) -> Json:
     """The error document, as a body and as a stream's last event."""
     return {"type": "error", "error": {"type": _kind(err), "message": str(err)}}

@@ -65,6 +65,8 @@ def anthropic_client(place: Place) -> None:
     asked += [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
     told = client.messages.create(model=place.model, messages=asked, max_tokens=16, extra_body=GREEDY, tools=tools)
     check(told.content, told)
+    check(place.model in [model.id for model in client.models.list()])
+    check(client.models.retrieve(place.model).display_name == place.model)
     counted = client.messages.count_tokens(model=place.model, messages=turns)
     whole = again.usage.input_tokens + (again.usage.cache_read_input_tokens or 0)
     check(counted.input_tokens == whole, (counted, again.usage))

@@ -325,6 +325,17 @@ async def test_anthropic_counts_tokens_with_the_models_own_tokenizer() -> None:
         await client.told("/v1/messages/count_tokens", {"model": "m", "messages": [USER]}, 400)
 
 
+async def test_anthropics_clients_get_their_list_of_models() -> None:
+    async with door(says("x")) as client:
+        theirs = {"anthropic-version": "2023-06-01"}
+        listed = json.loads((await client.link.exchange("/v1/models", theirs, b"", 5.0, method="GET")).body)
+        one = json.loads((await client.link.exchange("/v1/models/m", theirs, b"", 5.0, method="GET")).body)
+        ours = json.loads((await client.link.exchange("/v1/models", {}, b"", 5.0, method="GET")).body)
+    assert (listed["data"], listed["has_more"], listed["first_id"], listed["last_id"]) == ([one], False, "m", "m")
+    assert (one["type"], one["id"]) == ("model", "m")
+    assert ours["data"][0]["object"] == "model"
+
+
 # Ollama
 
 
