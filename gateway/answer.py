@@ -71,7 +71,7 @@ class Answer:
 
     context: RequestContext
     request: ChatRequest
-    owner: Source
+    make_owner: Callable[[], Source]
     reason: str
     admit: Admit
     ending: Ending
@@ -89,6 +89,14 @@ class Answer:
     _shown_calls: list[Call] = field(factory=list, init=False)
     _in_text: bool = field(default=True, init=False)
     _over: bool = field(default=False, init=False)
+    _owner: Source | None = field(default=None, init=False)
+
+    @property
+    def owner(self) -> Source:
+        """Where its tokens come from; made when it is asked for, which an answer in a provider's bytes never is."""
+        if self._owner is None:
+            self._owner = self.make_owner()
+        return self._owner
 
     @property
     def usage(self) -> Usage:

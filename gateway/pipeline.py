@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from gateway import dispatch
-from gateway.answer import Answer
+from gateway.answer import Answer, Source
 from gateway.attempt import StreamPorts
 from gateway.context import LOCAL, Caller, Constraints, RequestContext, constraints_of
 from gateway.dispatch_live import Dispatcher
@@ -98,7 +98,7 @@ class TextWay:
     async def _admitted(
         self, asked: ChatRequest, chat: ChatRequest, caller: Caller, policy: Policy, spending: Spending
     ) -> Answer:
-        ports, reservation = self.ports, spending.reservation
+        ports, reservation, sized = self.ports, spending.reservation, chat
         findings, routed, targets = await self._decided(chat, caller, policy, reservation)
         redaction = None if all(target.local for target in targets) else ports.privacy.redact(chat, findings)
         chat = (redaction.chat if redaction else chat).named(routed.model)
@@ -107,8 +107,14 @@ class TextWay:
         plan = dispatch.NO_PLAN if kept else self._plan(chat, targets, routed, policy)
         compressed = await self._compressed(caller, chat, plan, targets)
         context = self._context(routed, caller, policy)
-        spending.size = prompt_size(compressed.chat)
-        owner = KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets, spending)
+        if compressed.chat is not sized:
+            spending.size = prompt_size(compressed.chat)
+        restorer = redaction.restorer if redaction else None
+        relay = None if kept or restorer else self._relay(compressed.chat, context, plan, targets)
+
+        def owner() -> Source:
+            return KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets, spending)
+
         ending = Ending(
             ports=ports,
             request_id=context.id,
@@ -124,7 +130,6 @@ class TextWay:
             cached=kept is not None,
             saved_tokens=compressed.saved_tokens,
         )
-        restorer = redaction.restorer if redaction else None
         return Answer(
             context,
             chat,
@@ -136,7 +141,7 @@ class TextWay:
             ports.clock,
             ports.emit,
             tells_calls=lambda side: kept is not None or self._tells_calls(ending.targets.get(side), routed.model),
-            relay=None if kept or restorer else self._relay(compressed.chat, context, plan, targets),
+            relay=relay,
         )
 
     async def _decided(

@@ -58,7 +58,7 @@ async def _first_whole(run: _Run) -> tuple[bytes, UpstreamDelta, bool]:
             errors.append((target.name, err))
             run.failed(target, err)
             continue
-        run.spoke(target)
+        run.answered(target)
         if engine.codec.answers_name_models:
             body = renamed(body, dump_text(answer.request.model))
         return body, delta, shared
@@ -198,6 +198,11 @@ class _Run:
     def rest_s(self) -> float:
         """Seconds left for the request."""
         return max(0.0, self.answer.context.deadline_at_s - self.answer.clock())
+
+    def answered(self, target: Target) -> None:
+        """The whole answer of `target` is here; when it began to speak is not known."""
+        self._target = target
+        self.relay.ports.board.answered(target, self.answer.context.model)
 
     def spoke(self, target: Target) -> None:
         """The first word of `target` is here."""

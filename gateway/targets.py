@@ -172,6 +172,11 @@ class TargetBoard:
     def _slowdowns_of(self, target: Target) -> Slowdowns:
         return self._slowdowns if target.slowdowns is None else target.slowdowns
 
+    def answered(self, target: Target, model: str) -> None:
+        """A whole answer came, which tells that it is well and nothing of its first token."""
+        watch = self._watch(target, model)
+        watch.failures, watch.rest_until_s = 0, -inf
+
     def failed(self, target: Target, model: str, now_s: float, *, spoke: bool = False) -> None:
         """It died, stalled or refused to be reached: leave it alone for a while. spoke: it had given tokens before."""
         watch = self._watch(target, model)
