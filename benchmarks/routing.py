@@ -81,6 +81,7 @@ class Pass:
     cpu_s: float
     times_s: Sequence[float]
     levels: Counter[str]
+    hard: int
 
 
 def once(router: PolicyRouter, chats: Sequence[ChatRequest], policy: Policy) -> Pass:
@@ -88,6 +89,7 @@ def once(router: PolicyRouter, chats: Sequence[ChatRequest], policy: Policy) -> 
     shelf, findings, clock = Shelf(), Findings(), time.perf_counter
     levels: Counter[str] = Counter()
     times_s: list[float] = []
+    hard = 0
     gc.collect()
     begun_s, begun_cpu_s = clock(), time.process_time()
     for chat in chats:
@@ -95,7 +97,8 @@ def once(router: PolicyRouter, chats: Sequence[ChatRequest], policy: Policy) -> 
         routed = router.route(chat, LOCAL, findings, shelf, policy, 0.5)
         times_s.append(clock() - one_s)
         levels[routed.level] += 1
-    return Pass(clock() - begun_s, time.process_time() - begun_cpu_s, times_s, levels)
+        hard += routed.hard and routed.level == "heuristic"
+    return Pass(clock() - begun_s, time.process_time() - begun_cpu_s, times_s, levels, hard)
 
 
 def inspected_us(chats: Sequence[ChatRequest], policy: Policy) -> list[float]:
@@ -152,13 +155,17 @@ def measure(traces: Path | None, count: int, passes: int, seconds: float) -> tup
         "share_rules": levels["rules"] / count,
         "share_heuristic": levels["heuristic"] / count,
         "share_dynamic": levels["dynamic"] / count,
+        "reached_rules": 1.0,
         "reached_heuristic": 1.0 - levels["rules"] / count,
+        # A hard prompt is decided before anything could move the threshold.
+        "reached_dynamic": (levels["heuristic"] + levels["dynamic"] - done[0].hard) / count,
         "inspect_p50_us": percentile(looked_us, 0.5),
         "inspect_p99_us": percentile(looked_us, 0.99),
         "http_rps": served.requests_per_s,
         "http_p50_ms": served.p50_ms,
         "http_p99_ms": served.p99_ms,
         "http_right": served.right,
+        "http_server_cpu_ms": served.server_cpu_ms,
         "test_prompts": len(test),
         "intent_accuracy": right,
         "intent_kept_ratio": kept,

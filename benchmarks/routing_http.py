@@ -6,6 +6,7 @@ python -m benchmarks.routing_http     # the server alone; prints its port, ends 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from benchmarks.report import percentile
 from cloud_stub.publishing import compile_policy
@@ -30,12 +31,13 @@ POLICY = Path(__file__).parents[1] / "docs" / "routing.example.yaml"
 
 @frozen
 class Load:
-    """What a client saw. right: answers with status 200 and a target."""
+    """What a client saw. right: answers of status 200 with a target. server_cpu_ms: the server's time per request."""
 
     requests_per_s: float
     p50_ms: float
     p99_ms: float
     right: int
+    server_cpu_ms: float = 0.0
 
 
 def ask(bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
@@ -50,7 +52,9 @@ def ask(bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
         if len(cores) > 1:
             os.sched_setaffinity(child.pid, {cores[0]})
             os.sched_setaffinity(0, {cores[1]})
-        return asyncio.run(_load(port, bodies, connections, seconds))
+        found, asked = asyncio.run(_load(port, bodies, connections, seconds))
+        child.stdin.close()
+        return evolve(found, server_cpu_ms=1000 * float(child.stdout.readline()) / asked)
     finally:
         os.sched_setaffinity(0, set(cores))
         child.stdin.close()
@@ -58,7 +62,8 @@ def ask(bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
         child.stdout.close()
 
 
-async def _load(port: int, bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
+async def _load(port: int, bodies: Sequence[bytes], connections: int, seconds: float) -> tuple[Load, int]:
+    """What was seen, and how many requests there were with those that warm up."""
     numbers = count()
     await asyncio.gather(*(_client(port, bodies, numbers, 0.5) for _ in range(connections)))
     begun_s = time.perf_counter()
@@ -67,7 +72,7 @@ async def _load(port: int, bodies: Sequence[bytes], connections: int, seconds: f
     times_s = [taken for times, _ in found for taken in times]
     right = sum(good for _, good in found)
     p50, p99 = percentile(times_s, 0.5), percentile(times_s, 0.99)
-    return Load(len(times_s) / took_s, 1000 * p50, 1000 * p99, right)
+    return Load(len(times_s) / took_s, 1000 * p50, 1000 * p99, right), next(numbers)
 
 
 async def _client(port: int, bodies: Sequence[bytes], numbers: count[int], seconds: float) -> tuple[list[float], int]:
@@ -110,8 +115,11 @@ async def _serve() -> None:
     way = build(GatewaySettings(), GatewayPorts(targets=lambda: targets, policy=lambda: policy))
     await way.start()
     server = await serve(way.routes)
+    gc.freeze()
     print(server.port, flush=True)
+    begun_s = time.process_time()
     await asyncio.to_thread(sys.stdin.read)
+    print(time.process_time() - begun_s, flush=True)
     await server.close()
     await way.stop()
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, field, frozen
 
 from gateway.detectors import Span
 from protocol.policy_privacy import Kind
 
-TAG_BYTES = 5
-"""Eight characters of base32."""
+TAG_BYTES, TAG_CHARACTERS = 5, 8
+"""Of a tag, as bytes and in base32."""
 
 MAX_ATTEMPTS = 16
 
@@ -54,7 +53,8 @@ def placeholders_for(
         names = {item: _name(item, f"{scope}\n{attempt}", secret) for item in wanted}
         made = Placeholders({name: value for (_, value), name in names.items()})
         changed = [_replaced(text, spans, names) if spans else text for text, spans in texts]
-        if all(made.restorer().whole(new) == old for new, (old, _) in zip(changed, texts, strict=True)):
+        restorer = made.restorer()
+        if all(restorer.whole(new) == old for new, (old, _) in zip(changed, texts, strict=True)):
             return made, changed
     raise ValueError("the request holds placeholders of its own values")
 
@@ -88,24 +88,23 @@ class StreamRestorer:
 
     values: Mapping[str, str] = field(repr=False)
     all_json: bool = False
-    _pattern: re.Pattern[str] = field(init=False)
-    _beginnings: frozenset[str] = field(init=False, repr=False)
-    _longest: int = field(init=False)
+    _by_tag: dict[str, str] = field(init=False, repr=False)
+    _beginnings: frozenset[str] | None = field(default=None, init=False, repr=False)
+    _longest: int = field(default=0, init=False)
     _held: str = field(default="", init=False, repr=False)
     _in_json: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._pattern = re.compile("|".join(map(re.escape, self.values)) or r"(?!)")
-        self._beginnings = frozenset(name[:length] for name in self.values for length in range(1, len(name)))
-        self._longest = max(map(len, self.values), default=1) - 1
+        self._by_tag = {name.partition("_")[2]: name for name in self.values}
 
     def feed(self, text: str, in_json: bool = False) -> str:
         """What may be shown so far. in_json: `text` is JSON, a value comes back as a part of a JSON string."""
         held = self._held + text
         self._in_json = in_json or self.all_json
-        whole_to = max((found.end() for found in self._pattern.finditer(held)), default=0)
+        beginnings = self._begin()
+        whole_to = max((end for _, end, _ in self._found(held)), default=0)
         place = max(whole_to, len(held) - self._longest)
-        while place < len(held) and held[place:] not in self._beginnings:
+        while place < len(held) and held[place:] not in beginnings:
             place += 1
         self._held = held[place:]
         return self.whole(held[:place])
@@ -117,8 +116,31 @@ class StreamRestorer:
 
     def whole(self, text: str) -> str:
         """A text that is here in one piece, restored."""
-        return self._pattern.sub(self._value, text)
+        pieces: list[str] = []
+        place = 0
+        for start, end, name in self._found(text):
+            pieces += (text[place:start], self._value(name))
+            place = end
+        return "".join(pieces) + text[place:] if pieces else text
 
-    def _value(self, found: re.Match[str]) -> str:
-        value = self.values[found.group()]
+    def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Start, end and name of each placeholder that was given out; the first of two that overlap."""
+        done, bar = 0, text.find("_")
+        while bar >= 0:
+            name = self._by_tag.get(text[bar + 1 : bar + 1 + TAG_CHARACTERS])
+            start = bar + 1 + TAG_CHARACTERS - len(name) if name is not None else 0
+            if name is not None and start >= done and text.startswith(name, start):
+                done = bar + 1 + TAG_CHARACTERS
+                yield start, done, name
+            bar = text.find("_", bar + 1)
+
+    def _value(self, name: str) -> str:
+        value = self.values[name]
         return json.dumps(value, ensure_ascii=False)[1:-1] if self._in_json else value
+
+    def _begin(self) -> frozenset[str]:
+        """All proper beginnings of placeholders."""
+        if self._beginnings is None:
+            self._beginnings = frozenset(name[:length] for name in self.values for length in range(1, len(name)))
+            self._longest = max(map(len, self.values), default=1) - 1
+        return self._beginnings

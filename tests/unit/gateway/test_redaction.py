@@ -97,3 +97,15 @@ def test_values_are_in_no_representation() -> None:
     restorer = made.restorer()
     restorer.feed("so EMAIL_")
     assert "a@b.com" not in repr(made) + repr(restorer)
+
+
+TWISTED = {
+    name: f"<{at}_>" for at, name in enumerate(("EMAIL_ABCDNAME", "NAME_WXYZABCD", "NAME_NAMENAME", "PHONE_SECRETPH"))
+}
+FRAGMENTS = [*TWISTED, *(name[:length] for name in TWISTED for length in range(1, len(name))), "_", "_ABCDNAME", " "]
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join), st.lists(st.integers(0, 80), max_size=12))
+def test_placeholders_that_overlap_are_restored_alike_in_any_pieces(text: str, places: list[int]) -> None:
+    made = Placeholders(TWISTED)
+    assert restored(made, cut(text, places)) == made.restorer().whole(text)
