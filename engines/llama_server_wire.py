@@ -66,7 +66,6 @@ def completion_body(prompt: NativePrompt, sampling: Sampling, predict: int, *, s
         "cache_prompt": True,
         "return_tokens": True,
         "return_progress": stream,
-        "timings_per_token": stream,
         # Probabilities cost about 5 % of a small model's speed. Two candidates give the margin.
         "n_probs": max(2, sampling.logprobs) if sampling.logprobs else 0,
         "min_p": 0.0,
