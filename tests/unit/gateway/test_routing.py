@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -15,7 +16,7 @@ from gateway.context import Caller
 from gateway.dynamic_routing import OUT_OF_REACH, budget_lift, threshold
 from gateway.ports import Findings, Routed, Signals
 from gateway.prompt_features import features
-from gateway.route_plugins import Asked, Plugins, Suggestion
+from gateway.route_plugins import Asked, Plugins, Suggestion, installed
 from gateway.routing import PolicyRouter, believed_from
 from gateway.targets import TargetView
 from gateway.ttft import ecdf
@@ -314,4 +315,24 @@ def test_a_plugin_that_hangs_costs_one_deadline() -> None:
         assert len(asked) == 1
     finally:
         go_on.set()
+        router.close()
+
+
+def test_plugins_are_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = tmp_path / "our_routing-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: our-routing\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(
+        "[midstream.routers]\nby_project = our_routing:suggest\nbroken = our_routing:nothing\n"
+    )
+    (tmp_path / "our_routing.py").write_text(
+        "from gateway.route_plugins import Suggestion\n\n\ndef suggest(asked):\n    return Suggestion('cloud')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed("broken") is None and installed("absent") is None
+    router = PolicyRouter()
+    try:
+        routed = route(SUMMARIZE, evolve(PLUGGED, plugins=("broken", "by_project")), router=router)
+        assert (routed.start, routed.level) == ("cloud", "plugin")
+    finally:
         router.close()
