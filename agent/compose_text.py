@@ -28,9 +28,11 @@ from engines.rethreaded import RethreadedTextEngine
 from engines.store import ModelStore
 from engines.text_admission import prefill_batch
 from engines.thread_choice import ThreadChoice
+from gateway.control_channel import ControlChannel, desired_by
 from gateway.door_limits import DoorLimits, limited
 from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts, build
+from gateway.ports import OpenKeys
 from gateway.routing import PolicyRouter
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
@@ -428,11 +430,13 @@ def text_mount(
     side: TextSide, memory: TextMemory, limits: DoorLimits, policy: Callable[[], Policy], emit: Emit, clock: Clock
 ) -> Mount:
     """The text way over the targets of `side`; start opens the engine, stop ends answers and closes it."""
+    channel = ControlChannel(OpenKeys(), memory.results, lambda: desired_by(policy()), clock)
     inner = build(
         GatewaySettings(),
         GatewayPorts(
             targets=side.targets, policy=policy, emit=emit, clock=clock, rtt_s=side.rtt_s, loading=side.loading,
             cache=memory.cache, conversations=memory.conversations, router=PolicyRouter(second=memory.second_opinion),
+            channel=channel,
             power=side.power, limits=limits, audit=limits,
         ),
     )  # fmt: skip

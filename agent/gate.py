@@ -39,7 +39,9 @@ class Gate:
     def before(self, mount: Mount) -> Mount:
         """The same way, behind this gate."""
         routes = tuple(evolve(route, handle=self._guarded(route)) for route in mount.routes)
-        frames = tuple(FrameRoute(route.path, self._guarded_frames(route)) for route in mount.frame_routes)
+        frames = tuple(
+            evolve(route, handle=self._guarded_frames(route)) if route.work else route for route in mount.frame_routes
+        )
         return evolve(mount, routes=routes, frame_routes=frames)
 
     def _enter(self) -> None:

@@ -16,6 +16,7 @@ from cloud_stub.access import OpenFrames, admin, error_response, fleet_member, o
 from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.admin import ADMIN, AdminApi
 from cloud_stub.advert import advertise, instance_name, txt_record
+from cloud_stub.apps_admin import AppsApi
 from cloud_stub.authority import OWN_NAME, Authority, ensure_certificates, open_authority, take_back_client_key
 from cloud_stub.broker import EmbeddedBroker
 from cloud_stub.certificates import DAY_S, key_of, read_roots
@@ -25,7 +26,7 @@ from cloud_stub.compose_webrtc import offers_webrtc, open_rendezvous
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.coordinator import Coordinator, goodbye
 from cloud_stub.enrolment import EMBEDDED_BROKER_VERSION, BrokerAddress, Enrolment
-from cloud_stub.http import Checks, assemble, observer_routes, open_routes
+from cloud_stub.http import Checks, assemble, most_connections, observer_routes, open_routes
 from cloud_stub.join_secrets import JoinSecrets
 from cloud_stub.publishing import Publisher
 from cloud_stub.queue_watch import QueueWatch
@@ -37,7 +38,7 @@ from cloud_stub.tenants_admin import TenantsApi
 from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
 from gateway.memory import TextMemory
-from links.http_server import RunningServer, serve
+from links.http_server import RunningServer, ServerLimits, serve
 from links.mdns import ZeroconfBrowser
 from links.mqtt import MqttChannel
 from links.mqtt_settings import MqttSettings
@@ -192,7 +193,9 @@ class CoordinatorHouse:
         self.notes += self._missing()
 
     async def _open_server(self, stack: contextlib.AsyncExitStack) -> None:
-        tenants, text, tails = self.tenants, self.text.front(self.metrics, self.tenants, self._memory), self.tails.mount
+        tenants, tails = self.tenants, self.tails.mount
+        channel = self.text.channel(tenants.keys, self._memory.results)
+        text = self.text.front(self.metrics, tenants, self._memory, channel)
         enrolment = Enrolment(self.authority, self._secrets, self.registry, self._broker_address, self._wall)
         operators = AdminApi(
             self.registry, self.publisher, self.coordinator, self.join_string, self._end_sessions, self._wall
@@ -207,6 +210,7 @@ class CoordinatorHouse:
             [
                 *recorded(operators.routes(), checks.operator, tenants.record),
                 *TenantsApi(tenants.tenancy, tenants.ledger, self._wall, ADMIN).routes(),
+                *recorded(AppsApi(channel, self._memory.results, ADMIN).routes(), checks.operator, tenants.record),
             ],
             [text, tails],
             [self.text.handoff(checks.member, tenants)],
@@ -221,7 +225,7 @@ class CoordinatorHouse:
         self._tls: ssl.SSLContext = server_context(*files, require_client=False)
         server: RunningServer = await serve(
             served.routes, served.frame_routes, host=self.config.host, port=self.config.port, ssl=self._tls,
-            on_error=error_response,
+            on_error=error_response, limits=ServerLimits(connections=most_connections()),
         )  # fmt: skip
         stack.push_async_callback(server.close)
         self.port = server.port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ JOIN_PATH = "/midstream/v1/join"
 STATUS_PATH = "/midstream/v1/status"
 INFO_PATH = "/midstream/v1/info"
 MAX_JOIN_BYTES = 16 << 10
+MOST_CONNECTIONS = 20_000
 JSON = {"content-type": "application/json"}
 METRICS = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
 
@@ -99,3 +101,10 @@ def assemble(
         ],
         frame_routes=guarded_frames([*frames, *way_frames], checks.member, opened),
     )
+
+
+def most_connections() -> int:
+    """Connections at once: apps hold one each for their control channel; half of this process's files is left to it."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = soft if soft != resource.RLIM_INFINITY else 4 * MOST_CONNECTIONS
+    return max(64, min(MOST_CONNECTIONS, files // 2))

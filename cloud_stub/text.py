@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
 
 from attrs import evolve
@@ -17,11 +18,14 @@ from engines.port import TextEngine
 from engines.queued_text import QueuedTextEngine
 from engines.registry import ENGINES, engine_class, installed_engines
 from engines.store import ModelStore
+from gateway.control_channel import ControlChannel, desired_by
 from gateway.limited_engine import LimitedEngine
 from gateway.memory import TextMemory, remembering
 from gateway.mount import GatewayPorts
 from gateway.mount import build as build_gateway
+from gateway.ports import KeyRing
 from gateway.provider_house import ProviderHouse
+from gateway.result_store import ResultStore
 from gateway.routing import PolicyRouter
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
@@ -47,6 +51,7 @@ class TextHouse:
         self._engines = engines
         self._providers = providers
         self._streams = HostedStreams()
+        self._policy = Policy(limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS))
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -92,10 +97,19 @@ class TextHouse:
         owner = _device_owner(device_id)
         await asyncio.gather(*(hosted.end() for name, hosted in tuple(self._streams.open.values()) if name == owner))
 
-    def front(self, emit: Emit, tenants: TenantHouse | None = None, memory: TextMemory | None = None) -> Mount:
+    def channel(self, keys: KeyRing, results: ResultStore) -> ControlChannel:
+        """The control channel to apps; front() mounts it."""
+        return ControlChannel(keys, results, lambda: desired_by(self._policy), time.monotonic)
+
+    def front(
+        self,
+        emit: Emit,
+        tenants: TenantHouse | None = None,
+        memory: TextMemory | None = None,
+        channel: ControlChannel | None = None,
+    ) -> Mount:
         """The OpenAI API over the same engines, behind keys and limits where there are tenants."""
-        policy = Policy(limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS))
-        ports = GatewayPorts(targets=self.targets, policy=lambda: policy, emit=emit)
+        ports = GatewayPorts(targets=self.targets, policy=lambda: self._policy, emit=emit, channel=channel)
         if tenants is not None:
             ports = evolve(ports, keys=tenants.keys, limits=tenants.limits, audit=tenants.audit)
         if memory is None:

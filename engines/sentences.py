@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,8 @@ class SentenceEmbedder:
         return vectors
 
     async def _batch(self, texts: list[str]) -> Sequence[Sequence[float]]:
-        numpy = import_module("numpy")
+        import numpy
+
         encoded = self._tokenizer.encode_batch(texts)
         ids = numpy.asarray([one.ids for one in encoded], dtype="<i8")
         mask = numpy.asarray([one.attention_mask for one in encoded], dtype="<i8")
@@ -53,14 +53,16 @@ class SentenceEmbedder:
             _tensor("token_type_ids", numpy.zeros_like(ids)),
         ]
         answer = await self._endpoint.infer(self._model, inputs, DEADLINE_S)
-        return self._pooled(numpy, answer.outputs[0], mask)
+        return self._pooled(answer.outputs[0], mask)
 
-    def _pooled(self, numpy: Any, output: Tensor, mask: Any) -> Sequence[Sequence[float]]:
+    def _pooled(self, output: Tensor, mask: Any) -> Sequence[Sequence[float]]:
         if output.datatype != "FP32" or output.shape != (*mask.shape, self.dimensions):
             raise EngineError(
                 f"{self._model} gave {output.datatype} {list(output.shape)}, not FP32 {[*mask.shape, self.dimensions]}",
                 next_step="configure an encoder that gives token vectors",
             )
+        import numpy
+
         tokens = numpy.frombuffer(output.data, dtype="<f4").reshape(output.shape)
         weights = mask[:, :, None].astype(numpy.float32)
         sums = (tokens * weights).sum(axis=1)
@@ -75,7 +77,7 @@ def _tensor(name: str, array: Any) -> Tensor:
 
 def _load(file: Path) -> Any:
     try:
-        tokenizers = import_module("tokenizers")
+        import tokenizers
     except ImportError as err:
         raise ConfigError("sentence vectors need tokenizers", next_step="pip install 'midstream[cache]'") from err
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -180,7 +179,8 @@ class SemanticCache:
             made = await self._embedder.embed([question])
         except MidstreamError:
             return None
-        numpy = import_module("numpy")
+        import numpy
+
         return numpy.asarray(made[0], dtype=numpy.float32)
 
     async def _do(self, work: Callable[..., T], *arguments: Any) -> T:

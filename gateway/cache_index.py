@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 
@@ -19,7 +18,8 @@ BATCH = 4_096
 
 def load_graphs(folder: Path | None, index: ScopedIndex, store: CacheStore, embedder_id: str) -> None:
     """Fill an empty index: saved graphs first, corrected by the store, then every vector that no graph has."""
-    numpy = import_module("numpy")
+    import numpy
+
     for scope, vectors in groupby(store.vectors(embedder_id), key=lambda vector: vector.scope):
         rows = list(vectors)
         present = _adopted(folder, index, scope, embedder_id, {row.id for row in rows})

@@ -17,6 +17,7 @@ from gateway.conversation_store import SqliteConversations
 from gateway.conversations import KeptConversations
 from gateway.memory_settings import MemorySettings
 from gateway.ports import AnswerCache, Conversations, NoCache, NoConversations
+from gateway.result_store import ResultStore, SqliteResults
 from gateway.second_opinion import SecondOpinion
 from links.port import Mount
 from protocol.errors import MidstreamError
@@ -32,7 +33,7 @@ POOL_BYTES = 256 << 20
 
 
 class TextMemory:
-    """Cache and conversations of one house, under `folder`."""
+    """Cache, conversations and what apps told, of one house, under `folder`."""
 
     def __init__(self, settings: MemorySettings, folder: Path, models: ModelStore) -> None:
         self._settings = settings
@@ -42,6 +43,7 @@ class TextMemory:
         self._endpoint: LocalEndpoint | None = None
         self._kept = SqliteConversations(folder / "conversations.sqlite") if settings.conversations else None
         self.conversations: Conversations = KeptConversations(self._kept) if self._kept else NoConversations()
+        self.results: ResultStore = SqliteResults(folder / "results.sqlite")
         self.why = ""
         self.embedder: SentenceEmbedder | None = None
         self._cache = self._made() if settings.cache != "off" else None

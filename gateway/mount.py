@@ -13,8 +13,16 @@ __all__ = ["GatewayPorts", "build"]
 def build(settings: GatewaySettings, ports: GatewayPorts) -> Mount:
     """The text way. Engines belong to the house: stop() ends answers and closes no engine."""
     way = TextWay(settings, ports)
+    channel = ports.channel
+    frame_routes = (channel.route(),) if channel is not None else ()
 
     async def start() -> None:
-        """Nothing runs between requests."""
+        if channel is not None:
+            await channel.start()
 
-    return Mount(routes=Front(way, ports.wall).routes(), frame_routes=(), start=start, stop=way.stop)
+    async def stop() -> None:
+        if channel is not None:
+            await channel.stop()
+        await way.stop()
+
+    return Mount(routes=Front(way, ports.wall).routes(), frame_routes=frame_routes, start=start, stop=stop)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import field, frozen
 
+from gateway.control_channel import ControlChannel
 from gateway.dispatch_live import NoPower, Power
 from gateway.ports import (
     AnswerCache,
@@ -67,6 +68,7 @@ class GatewayPorts:
 
     targets: what can answer now; read at each request, so peers may come and go. policy: the policy in force, read once
     per request. rtt_s: round trips by target name, as the links have seen them. loading: models that will be here soon.
+    channel: the control channel to apps, started and stopped with the way; None: there is none.
     draw: a random number in [0, 1). power: where the device's energy comes from. The rest are the steps of
     gateway.pipeline, open where a house brings none.
     """
@@ -88,3 +90,4 @@ class GatewayPorts:
     cache: AnswerCache = field(factory=NoCache)
     conversations: Conversations = field(factory=NoConversations)
     audit: Audit = field(factory=NoAudit)
+    channel: ControlChannel | None = None

@@ -7,7 +7,6 @@ between a question and its neighbours, and a scope of one neighbour finds it (vl
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +24,12 @@ CONNECTIVITY = 16
 EXPANSION_ADD = 128
 EXPANSION_SEARCH = 96
 """HNSW's M, ef_construction and ef_search (arXiv 1603.09320, section 4)."""
+
+
+def _numpy() -> Any:
+    import numpy
+
+    return numpy
 
 
 @frozen
@@ -57,7 +62,7 @@ class FlatIndex:
     """All vectors in one matrix; exact."""
 
     def __init__(self, dimensions: int) -> None:
-        self._np = import_module("numpy")
+        self._np = _numpy()
         self._rows = self._np.zeros((16, dimensions), dtype=self._np.float32)
         self._entries: list[int] = []
         self._places: dict[int, int] = {}
@@ -107,14 +112,14 @@ class HnswIndex:
     """usearch with half-precision vectors; built anew when too many nodes were removed."""
 
     def __init__(self, dimensions: int) -> None:
-        self._np = import_module("numpy")
+        self._np = _numpy()
         self._dimensions = dimensions
         self._index = self._make()
         self._holes = 0
 
     def _make(self) -> Any:
         try:
-            usearch = import_module("usearch.index")
+            import usearch.index as usearch
         except ImportError as err:
             raise ConfigError(
                 "a semantic cache of this size needs usearch", next_step="pip install 'midstream[cache]'"

@@ -267,10 +267,12 @@ class Route:
 
 @frozen
 class FrameRoute:
-    """A WebSocket endpoint: the handler owns the stream until it returns."""
+    """A WebSocket endpoint: the handler owns the stream until it returns. work: False for streams that stand open
+    without anything to do most of the time; they keep no device awake."""
 
     path: str
     handle: Callable[[Request, FrameStream], Awaitable[None]]
+    work: bool = True
 
 
 @frozen

@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "tenants": ("cloud_stub.tenants_cli:tenants", "who may take how much of which models, and their bills"),
     "audit": ("cloud_stub.tenants_cli:audit", "verify the record of requests and management"),
     "report": ("cloud_stub.report_cli:report", "what requests took, and what that saved"),
+    "apps": ("cloud_stub.apps_cli:apps", "apps that hold the control channel: list, warm, switch, route"),
     "fleet": ("cloud_stub.cli:fleet", "list the fleet's devices"),
 }
 

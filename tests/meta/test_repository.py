@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("agent", "cloud_stub", "engines", "gateway", "links", "netprobe", "profiles", "protocol", "split_models")
+ROOMS = (
+    "agent", "cloud_stub", "engines", "gateway", "links", "midstream_sdk", "netprobe", "profiles", "protocol",
+    "split_models",
+)  # fmt: skip
 HEAVY = (
     "aiortc",
     "av",

@@ -1,0 +1,312 @@
+"""The gateway's side of the control channel: sessions that outlive connections, and connections that are reaped.
+
+A session is a number line in each direction (protocol/control_frames.py). Results are on disk before they are
+acknowledged. What an app shall do is a state (route, model), told again to whoever comes back, so that a gateway that
+was restarted needs to remember no instruction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from gateway.context import Caller
+from gateway.ports import KeyRing
+from gateway.result_store import ResultStore
+from links.port import FrameRoute, FrameStream, Request
+from protocol.clock import Clock
+from protocol.control_frames import (
+    PATH,
+    Ack,
+    Beat,
+    Bye,
+    Frame,
+    Hello,
+    Instruction,
+    Outbox,
+    Result,
+    Welcome,
+    read_frame,
+    write_frame,
+)
+from protocol.errors import Full, LinkError, MidstreamError, ProtocolError
+from protocol.policy import Policy
+
+log = logging.getLogger("midstream.gateway.channel")
+
+DEVICE, CLOUD = "device", "cloud"
+HELLO_S = 10.0
+SWEEPS_PER_BEAT = 4
+SILENT_BEATS = 1.5
+"""Apps send a frame at least twice a heartbeat; with the time between two sweeps, two heartbeats are not passed."""
+
+OnResult = Callable[[Caller, str, Result], None]
+"""(who, session, what), once for each result, after it is kept."""
+
+
+@frozen
+class ChannelSettings:
+    """heartbeat_s: no connection is silent for two of them. sessions: at once, connected or not; the one that was gone
+    longest goes first. waiting: instructions that one session may leave unacknowledged."""
+
+    heartbeat_s: float = 15.0
+    sessions: int = 20_000
+    waiting: int = 1_000
+
+
+@frozen
+class Desired:
+    """What apps shall use: `target` for `auto`, `model` where none is named; empty leaves it as it is."""
+
+    target: str = ""
+    model: str = ""
+    reason: str = ""
+
+
+@define(eq=False)
+class _Session:
+    caller: Caller
+    id: str
+    outbox: Outbox
+    hello: Hello
+    heard_s: float
+    received: int = 0
+    stream: FrameStream | None = None
+    handler: asyncio.Task[None] | None = None
+    told: Desired = field(factory=Desired)
+
+
+@frozen
+class Connected:
+    """A session as others see it."""
+
+    tenant: str
+    session: str
+    device: str
+    engines: tuple[str, ...]
+    models: tuple[str, ...]
+    connected: bool
+    waiting: int
+
+
+def desired_by(policy: Policy) -> Desired:
+    """What a policy wants of apps: the side that answers first, and the device's model for `auto`."""
+    sides = policy.routing.targets
+    if policy.privacy.local_only or CLOUD not in sides:
+        target, reason = DEVICE, "policy keeps requests on the device"
+    else:
+        target = CLOUD if policy.dispatch.start == CLOUD or DEVICE not in sides else DEVICE
+        reason = f"policy.dispatch.start = {policy.dispatch.start}"
+    return Desired(target, policy.routing.models.get("edge", ""), reason)
+
+
+class ControlChannel:
+    """All methods are for the event loop's thread. `route()` is mounted; start() and stop() frame it."""
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        store: ResultStore,
+        desired: Callable[[], Desired],
+        clock: Clock,
+        settings: ChannelSettings | None = None,
+        on_result: OnResult = lambda caller, session, result: None,
+    ) -> None:
+        self._keys = keys
+        self._store = store
+        self._desired = desired
+        self._clock = clock
+        self._settings = settings or ChannelSettings()
+        self._on_result = on_result
+        self._sessions: dict[tuple[str, str], _Session] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self.reaped = 0
+
+    def route(self) -> FrameRoute:
+        """Where apps connect."""
+        return FrameRoute(PATH, self.handle, work=False)
+
+    async def start(self) -> None:
+        """Begin to look for connections that fell silent."""
+        self._sweeper = asyncio.create_task(self._sweep_on())
+
+    async def stop(self) -> None:
+        """Say goodbye to everybody; sessions go on where the next gateway opens the same store."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.wait({self._sweeper})
+        bye = write_frame(Bye(reason="the gateway stops"))
+        for session in tuple(self._sessions.values()):
+            if session.stream is not None and session.handler is not None:
+                with contextlib.suppress(LinkError, TimeoutError):
+                    await asyncio.wait_for(session.stream.send(bye), 0.2)
+                session.handler.cancel()
+        await self._store.close()
+
+    @property
+    def sessions(self) -> Sequence[Connected]:
+        """Every session that is remembered here."""
+        return [
+            Connected(
+                s.caller.tenant,
+                s.id,
+                s.hello.device,
+                s.hello.engines,
+                s.hello.models,
+                s.stream is not None,
+                len(s.outbox),
+            )
+            for s in self._sessions.values()
+        ]
+
+    async def instruct(self, instruction: Instruction, tenant: str | None = None, session: str | None = None) -> int:
+        """Give an instruction to all sessions, to a tenant's, or to one; returns to how many. Raises Full."""
+        chosen = [
+            one for one in self._sessions.values() if tenant in (None, one.caller.tenant) and session in (None, one.id)
+        ]
+        for one in chosen:
+            await self._give(one, instruction)
+        return len(chosen)
+
+    async def refresh(self) -> None:
+        """The desired state changed: tell every session what is new to it."""
+        for session in tuple(self._sessions.values()):
+            with contextlib.suppress(Full):
+                await self._tell(session)
+
+    async def handle(self, request: Request, stream: FrameStream) -> None:
+        """One connection. Returns when it ended; a fault of the app's frames is told to it before that."""
+        try:
+            caller = self._keys.caller(request.headers, request.remote)
+            async with asyncio.timeout(HELLO_S):
+                hello = await self._next(stream)
+            if not isinstance(hello, Hello):
+                raise ProtocolError("the first frame is no hello", field="type")
+            session = await self._attach(caller, hello, stream)
+        except (TimeoutError, LinkError):
+            return
+        except MidstreamError as err:
+            with contextlib.suppress(LinkError):
+                await stream.send(write_frame(Bye(reason=f"{err.message}; {err.next_step}"[:2000])))
+            return
+        try:
+            await self._serve(session, stream)
+        except LinkError:
+            pass
+        except MidstreamError as err:
+            with contextlib.suppress(LinkError):
+                await stream.send(write_frame(Bye(reason=f"{err.message}; {err.next_step}"[:2000])))
+        finally:
+            if session.stream is stream:
+                session.stream = session.handler = None
+
+    async def _attach(self, caller: Caller, hello: Hello, stream: FrameStream) -> _Session:
+        """The session of this hello, on this connection. An older connection of it ends."""
+        received = await self._store.received(caller.tenant, hello.session)
+        key = (caller.tenant, hello.session)
+        session = self._sessions.pop(key, None)
+        resumed = session is not None or received > 0
+        if session is None:
+            self._make_room()
+            outbox = Outbox(self._settings.waiting, hello.received)
+            session = _Session(caller, hello.session, outbox, hello, self._clock())
+        elif session.handler is not None:
+            session.handler.cancel()
+        self._sessions[key] = session
+        session.stream, session.handler = stream, asyncio.current_task()
+        session.hello, session.caller, session.heard_s = hello, caller, self._clock()
+        session.received = received
+        session.told = Desired()
+        session.outbox.resume(hello.received)
+        beat_s = self._settings.heartbeat_s
+        await stream.send(write_frame(Welcome(received=received, heartbeat_s=beat_s, resumed=resumed)))
+        for frame in session.outbox.waiting():
+            await stream.send(frame)
+        await self._tell(session)
+        return session
+
+    def _make_room(self) -> None:
+        if len(self._sessions) < self._settings.sessions:
+            return
+        gone = next((key for key, session in self._sessions.items() if session.stream is None), None)
+        if gone is None:
+            raise Full(f"{self._settings.sessions} apps are connected", retry_after_s=30.0)
+        del self._sessions[gone]
+
+    async def _serve(self, session: _Session, stream: FrameStream) -> None:
+        while (frame := await self._next(stream)) is not None:
+            session.heard_s = self._clock()
+            if isinstance(frame, Result):
+                await self._keep(session, stream, frame)
+            elif isinstance(frame, Ack):
+                session.outbox.acknowledge(frame.seq)
+            elif isinstance(frame, Beat):
+                await stream.send(write_frame(Beat()))
+            elif isinstance(frame, Bye):
+                return
+            else:
+                raise ProtocolError(f"an app sends no {frame.type} here", field="type")
+
+    async def _keep(self, session: _Session, stream: FrameStream, result: Result) -> None:
+        before = session.received
+        session.received = await self._store.keep(session.caller.tenant, session.id, (result,))
+        await stream.send(write_frame(Ack(seq=session.received)))
+        if before < result.seq <= session.received:
+            self._on_result(session.caller, session.id, result)
+
+    async def _next(self, stream: FrameStream) -> Frame | None:
+        """The next frame that is known; None at the end."""
+        while (data := await stream.receive()) is not None:
+            frame = read_frame(data)
+            if frame is not None:
+                return frame
+        return None
+
+    async def _tell(self, session: _Session) -> None:
+        """Route and model, where they differ from what this connection was told."""
+        desired = self._desired()
+        told, session.told = session.told, desired
+        reason = desired.reason[:500]
+        if desired.target and desired.target != told.target:
+            await self._give(session, Instruction(id="route", do="route", target=desired.target, reason=reason))
+        if desired.model and desired.model != told.model:
+            await self._give(session, Instruction(id="switch", do="switch", model=desired.model, reason=reason))
+
+    async def _give(self, session: _Session, instruction: Instruction) -> None:
+        data = session.outbox.put(evolve(instruction, id=instruction.id or uuid.uuid4().hex))
+        if session.stream is not None:
+            with contextlib.suppress(LinkError):
+                await session.stream.send(data)
+
+    async def _sweep_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s / SWEEPS_PER_BEAT)
+            self.sweep(self._clock())
+            await self.refresh()
+
+    def sweep(self, now_s: float) -> int:
+        """End connections that fell silent; returns how many."""
+        silent = [
+            session
+            for session in self._sessions.values()
+            if session.handler is not None and now_s - session.heard_s > SILENT_BEATS * self._settings.heartbeat_s
+        ]
+        for session in silent:
+            assert session.handler is not None
+            session.handler.cancel()
+            session.stream = session.handler = None
+            if not any(_once(data) for data in session.outbox.waiting()):
+                self._sessions.pop((session.caller.tenant, session.id), None)
+        self.reaped += len(silent)
+        return len(silent)
+
+
+def _once(data: bytes) -> bool:
+    """Whether this instruction is not told again to whoever comes back."""
+    frame = read_frame(data)
+    return isinstance(frame, Instruction) and frame.do == "warm"

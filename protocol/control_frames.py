@@ -1,0 +1,195 @@
+"""Frames of the control channel between a gateway and the apps that use it: JSON objects in binary WebSocket frames.
+
+Each side numbers what it sends (instructions there, results here) from 1, keeps it until the other side has
+acknowledged it, and sends the rest again after a new connection; numbers at or below the last one taken are dropped.
+So every instruction and every result arrives once, whoever of the two was restarted. docs/control-channel.md has the
+exchange step by step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from attrs import define, evolve, field, frozen
+
+from protocol.decode import check_schema, decode, encode, load_json
+from protocol.errors import Full, ProtocolError
+
+SCHEMA = "midstream.channel/1.0"
+PATH = "/midstream/v1/channel"
+MAX_FRAME_BYTES = 64 << 10
+MAX_ENGINES = 32
+MAX_WAITING = 10_000
+"""Numbered frames that wait for an acknowledgement; one more is refused."""
+
+_SESSION = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+@frozen(kw_only=True)
+class Hello:
+    """First frame of the app. session: 128 random bits, chosen once and kept; received: last instruction it took."""
+
+    type: Literal["hello"] = "hello"
+    schema: str = SCHEMA
+    session: str
+    device: str = ""
+    received: int = 0
+    engines: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class Welcome:
+    """The gateway's answer. received: last result it has kept. The app sends a frame (a beat, if it has nothing else)
+    at least twice in heartbeat_s and takes a gateway that is silent for two of them for gone."""
+
+    type: Literal["welcome"] = "welcome"
+    received: int
+    heartbeat_s: float
+    resumed: bool = False
+
+
+@frozen(kw_only=True)
+class Instruction:
+    """What the app shall do.
+
+    route: use engine `target` for `auto` from now on. switch: use `model` where no model is named; one that is in use
+    already is not loaded again. warm: load `model` on engine `target` (empty: the one in use) and tell how long a
+    first token took before and after.
+    """
+
+    type: Literal["instruct"] = "instruct"
+    seq: int = 0
+    id: str
+    do: Literal["route", "switch", "warm"]
+    target: str = ""
+    model: str = ""
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class Result:
+    """What became of an instruction or of a request that the app ran itself. `of` names it."""
+
+    type: Literal["result"] = "result"
+    seq: int = 0
+    of: str
+    kind: Literal["done", "failed", "part", "answer"]
+    body: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class Ack:
+    """Everything up to `seq` is kept."""
+
+    type: Literal["ack"] = "ack"
+    seq: int
+
+
+@frozen(kw_only=True)
+class Beat:
+    """Still here."""
+
+    type: Literal["beat"] = "beat"
+
+
+@frozen(kw_only=True)
+class Bye:
+    """This connection ends on purpose; the session stays."""
+
+    type: Literal["bye"] = "bye"
+    reason: str = ""
+
+
+Frame = Hello | Welcome | Instruction | Result | Ack | Beat | Bye
+_KINDS: Mapping[str, type[Any]] = {
+    "hello": Hello, "welcome": Welcome, "instruct": Instruction, "result": Result, "ack": Ack, "beat": Beat, "bye": Bye,
+}  # fmt: skip
+
+
+def read_frame(data: bytes) -> Frame | None:
+    """A frame; None for one of a kind that this release does not know. Raises ProtocolError or TooLarge."""
+    raw = load_json(data, what="a control frame", max_bytes=MAX_FRAME_BYTES)
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("type"), str):
+        raise ProtocolError("a control frame is no object with a type", field="type")
+    kind = _KINDS.get(raw["type"])
+    if kind is None:
+        return None
+    frame: Frame = decode(kind, raw, what=f"a {raw['type']} frame")
+    if isinstance(frame, Hello):
+        _check_hello(frame)
+    for name in ("seq", "received"):
+        if getattr(frame, name, 0) < 0:
+            raise ProtocolError(f"{name} is below 0", field=name)
+    return frame
+
+
+def write_frame(frame: Frame) -> bytes:
+    """Raises ProtocolError for a frame that the other side would refuse."""
+    data = encode(frame)
+    if len(data) > MAX_FRAME_BYTES:
+        raise ProtocolError(
+            f"a {frame.type} frame has {len(data)} bytes, at most {MAX_FRAME_BYTES} are sent",
+            next_step="send it in parts",
+            field="body",
+        )
+    return data
+
+
+def _check_hello(hello: Hello) -> None:
+    check_schema(hello.schema, SCHEMA)
+    if not _SESSION.fullmatch(hello.session):
+        raise ProtocolError("session is not 32 hexadecimal digits", next_step="choose 128 random bits", field="session")
+    for name in ("engines", "models"):
+        if len(getattr(hello, name)) > MAX_ENGINES:
+            raise ProtocolError(f"{name} has more than {MAX_ENGINES} names", field=name)
+
+
+@define
+class Outbox:
+    """Numbered frames until they are acknowledged. `last` is the number given last."""
+
+    limit: int = MAX_WAITING
+    last: int = 0
+    _waiting: OrderedDict[int, bytes] = field(factory=OrderedDict, init=False)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, frame: Instruction | Result) -> bytes:
+        """Number a frame and keep it; returns what to send. Raises Full."""
+        if len(self._waiting) >= self.limit:
+            raise Full(f"{self.limit} {frame.type} frames wait for an acknowledgement", retry_after_s=5.0)
+        data = write_frame(evolve(frame, seq=self.last + 1))
+        self.last += 1
+        self._waiting[self.last] = data
+        return data
+
+    def acknowledge(self, seq: int) -> None:
+        """Forget everything up to `seq`. A number that was never given is ignored."""
+        while self._waiting and next(iter(self._waiting)) <= seq:
+            self._waiting.popitem(last=False)
+
+    def resume(self, received: int) -> None:
+        """The other side took everything up to `received`. What waits follows that number without a gap, also when
+        the other side has forgotten numbers that it took once."""
+        if self.last - len(self._waiting) <= received <= self.last:
+            self.acknowledge(received)
+        else:
+            self.renumber(received)
+
+    def renumber(self, received: int) -> None:
+        """Everything that waits is new to the other side, which counts from `received`."""
+        frames = [read_frame(data) for data in self._waiting.values()]
+        self._waiting.clear()
+        self.last = received
+        for frame in frames:
+            assert isinstance(frame, (Instruction, Result))
+            self.put(frame)
+
+    def waiting(self) -> Sequence[bytes]:
+        """What to send again on a new connection, in order."""
+        return tuple(self._waiting.values())
