@@ -109,6 +109,34 @@ def replay_oracle(trace: LinkTrace, costs: Sequence[ArmCost], load: Load) -> Out
     return Outcome(tuple(latencies), arms)
 
 
+def replay_informed(trace: LinkTrace, costs: Sequence[ArmCost], load: Load, ago_s: float) -> Outcome:
+    """Every request on the arm that would answer first if the link stayed as it was `ago_s` before: what one would do
+    who sees the link exactly, for nothing, but not the future.
+    """
+    lines = _Lines(trace)
+    latencies, free_s = [], 0.0
+    arms: dict[str, int] = {}
+    for number in range(load.count):
+        due_s = number * load.every_s
+        began_s = max(due_s, free_s)
+        step = int(max(0.0, began_s - ago_s) / trace.step_s) % len(trace.delays_s)
+        best = min(costs, key=lambda cost: _steady_s(trace, step, cost))
+        free_s = lines.ends_s(best, began_s)
+        latencies.append(free_s - due_s)
+        arms[str(best.arm)] = arms.get(str(best.arm), 0) + 1
+    return Outcome(tuple(latencies), arms)
+
+
+def _steady_s(trace: LinkTrace, step: int, cost: ArmCost) -> float:
+    """Seconds of an arm while the link is as in one step of the trace."""
+    if cost.arm.link is None:
+        return cost.device_s
+    up, down = trace.up_bytes_per_s[step], trace.down_bytes_per_s[step]
+    if up <= 0 or down <= 0:
+        return inf
+    return cost.device_s + cost.server_s + cost.up_bytes / up + cost.down_bytes / down + 2 * trace.delays_s[step]
+
+
 def replay(
     trace: LinkTrace,
     costs: Sequence[ArmCost],

@@ -22,6 +22,7 @@ from benchmarks.split_replay.cases import CLS, DET, MINILM, Case, cases
 from benchmarks.split_replay.compare import BUDGETS, Cell, cell, curve, line_of
 from benchmarks.split_replay.keys import keys_of, worst_of
 from benchmarks.split_replay.live import agreement
+from benchmarks.split_replay.measured import load, save
 from benchmarks.split_replay.traces import Scene, scenes
 from protocol.policy import SplitPolicy
 
@@ -37,12 +38,13 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder of traces; without it seeded synthetic ones are made")
     parser.add_argument("--bundles", type=Path, default=Path("~/.cache/midstream/bench-bundles"), help="kept there")
     parser.add_argument("--plot", type=Path, help="PNG of the hedging curve (default: beside the JSON file)")
+    parser.add_argument("--costs", type=Path, help="measured costs: read from this file, or written to it")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     began_s, policy = time.monotonic(), SplitPolicy()
     chosen = _chosen(scenes(options.traces), options.quick)
     folder = options.bundles.expanduser() / ("quick" if options.quick else "full")
-    measured = cases(MODELS, folder, options.quick, policy)
+    measured = _measured(options.costs, folder, options.quick, policy)
     _say_costs(measured)
     live, live_rows = asyncio.run(agreement(folder, policy, options.quick))
     cells = _cells(chosen, measured, policy, QUICK_REQUESTS if options.quick else FULL_REQUESTS, options.processes)
@@ -60,6 +62,15 @@ def main() -> None:
     }
     notes = [*worst_of(cells), *_notes(measured, options.traces is not None), *live_rows]
     publish("split_replay", keys, options.json, [*notes, f"curve drawn: {drawn}"])
+
+
+def _measured(kept: Path | None, folder: Path, quick: bool, policy: SplitPolicy) -> Sequence[Case]:
+    if kept is not None and kept.is_file():
+        return load(kept)
+    found = cases(MODELS, folder, quick, policy)
+    if kept is not None:
+        save(found, kept)
+    return found
 
 
 def _chosen(found: Sequence[Scene], quick: bool) -> Sequence[Scene]:

@@ -7,25 +7,30 @@ ratio; each begins with the strategy of its class. The costs go through the prod
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import inf
 from pathlib import Path
 
 from attrs import evolve, frozen
 
 from engines.catalogue import shipped_catalogue
-from engines.onnx import OnnxRuntime
+from engines.onnx import OnnxModel, OnnxRuntime
+from engines.stop import Stop, Stopped
 from engines.store import default_store
 from profiles.classes import shipped_classes
 from profiles.strategy import Strategy
 from protocol.device import Measured
 from protocol.models import BundleManifest
 from protocol.policy import SplitPolicy
+from protocol.tensors import Tensor
 from split_models import images
 from split_models.arm_cost import DEVICE_ARM, ArmCost
 from split_models.bundle import BundleLimits, build_bundle
 from split_models.costs import CostTable
-from split_models.measure import Timed, head_probes, measure_file, time_calls, time_model
+from split_models.measure import Timed, head_probes, measure_file, time_calls, time_model, zeros
 from split_models.plan import ModelPlan
 from split_models.recipes import Recipe, recipe
 from split_models.replay import LINK
@@ -36,19 +41,24 @@ FRAME_BYTES = 150_000
 """A camera frame as JPEG, as in the computations on which the three arms rest (a smaller one favours the cloud)."""
 
 LEAST_EVERY_S = 0.5
+STOPS = 10
 BUSY_SHARE = 0.5
 """One request every LEAST_EVERY_S; a device that would be busy for more than this share of it gets them less often."""
 
 
 @frozen
 class Case:
-    """One model on one device. strategy: of its class; its bound of hedges is left out, since budgets are compared."""
+    """One model on one device. strategy: of its class; its bound of hedges is left out, since budgets are compared.
+
+    stop_s: the longest that a device run goes on after it was stopped: measured, and its parts outside the engine.
+    """
 
     model: str
     speed: str
     costs: tuple[ArmCost, ...]
     strategy: Strategy
     device_class: str
+    stop_s: float
 
     @property
     def every_s(self) -> float:
@@ -93,7 +103,8 @@ def cases(names: Sequence[str], folder: Path, quick: bool, policy: SplitPolicy) 
         manifest = bundle_of(name, folder, quick)
         figures = _measured(manifest, folder / name, quick)
         there = {"cloud": _cloud_s(manifest, figures), **_tails(manifest, folder / name, quick)}
-        found += [_case(manifest, figures, there, speed, policy) for speed in CLASSES]
+        stop_s = _stop_s(folder / name / manifest.whole_file, figures)
+        found += [_case(manifest, figures, there, speed, policy, stop_s) for speed in CLASSES]
     return found
 
 
@@ -107,6 +118,39 @@ def _measured(manifest: BundleManifest, folder: Path, quick: bool) -> Sequence[M
         before, after = _around(manifest, recipe(manifest.recipe), encoded, folder)
         found += [evolve(found[0], what="before", median_s=before), evolve(found[0], what="after", median_s=after)]
     return found
+
+
+def _stop_s(file: Path, figures: Sequence[Measured]) -> float:
+    """Seconds after which a run that is stopped is over, the worst of STOPS moments spread over the run; decoding and
+    post-processing are not stopped.
+    """
+    seconds = {figure.what: figure.median_s for figure in figures}
+    model = OnnxRuntime().load(file, 1)
+    try:
+        inputs = [zeros(spec) for spec in model.inputs]
+        lags = [_stopped(model, inputs, (0.5 + place) / STOPS * seconds["whole"]) for place in range(STOPS)]
+    finally:
+        model.close()
+    return max(*lags, seconds.get("before", 0.0), seconds.get("after", 0.0))
+
+
+def _stopped(model: OnnxModel, inputs: Sequence[Tensor], after_s: float) -> float:
+    stop, asked_s = Stop(), [inf]
+
+    def ask() -> None:
+        asked_s[0] = time.perf_counter()
+        stop.ask()
+
+    timer = threading.Timer(after_s, ask)
+    timer.start()
+    try:
+        model.run_until(inputs, stop)
+    except Stopped:
+        return time.perf_counter() - asked_s[0]
+    finally:
+        timer.cancel()
+        timer.join()
+    return 0.0
 
 
 def _few(model: object, inputs: object) -> Timed:
@@ -144,7 +188,12 @@ def _tails(manifest: BundleManifest, folder: Path, quick: bool) -> Mapping[str, 
 
 
 def _case(
-    manifest: BundleManifest, figures: Sequence[Measured], there: Mapping[str, float], speed: str, policy: SplitPolicy
+    manifest: BundleManifest,
+    figures: Sequence[Measured],
+    there: Mapping[str, float],
+    speed: str,
+    policy: SplitPolicy,
+    stop_s: float,
 ) -> Case:
     of_class = next(one for one in shipped_classes().classes if one.name == CLASSES[speed])
     ratio = of_class.strategy.speed_ratio
@@ -158,7 +207,8 @@ def _case(
         len(encoded) if encoded is not None else None, (LINK,), lambda cut, codec: True, zstd=lambda link: True
     )
     offered = _undominated([cost for cost in arms if _offered(cost, policy)])
-    return Case(manifest.model, speed, offered, evolve(of_class.strategy, hedge_ratio=1.0), of_class.title)
+    strategy = evolve(of_class.strategy, hedge_ratio=1.0)
+    return Case(manifest.model, speed, offered, strategy, of_class.title, ratio * stop_s)
 
 
 def _offered(cost: ArmCost, policy: SplitPolicy) -> bool:

@@ -12,7 +12,7 @@ from benchmarks.split_replay.cases import Case
 from benchmarks.split_replay.traces import Scene
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM
-from split_models.replay import Load, Outcome, replay, replay_fixed, replay_oracle
+from split_models.replay import Load, Outcome, replay, replay_fixed, replay_informed, replay_oracle
 
 BUDGETS = (0.0, 0.10, 0.25, 1.0)
 CHOSEN = 0.25
@@ -37,7 +37,8 @@ class Figures:
 @frozen
 class Cell:
     """What became of one case on one scene. `ours` by hedging budget; wifi_arm: the fixed arm that is best on the
-    Wi-Fi stretches of a handover scene; flagship: the fast device's best fixed cut, on this slow device.
+    Wi-Fi stretches of a handover scene; informed: who knows the link exactly as it was one request ago; flagship: the
+    fast device's best fixed cut, on this slow device.
     """
 
     kind: str
@@ -47,10 +48,12 @@ class Cell:
     requests: int
     fixed: Mapping[str, Figures]
     oracle: Figures
+    informed: Figures
     oracle_on_device: float
     ours: Mapping[float, Figures]
     switches: int
     hedged_share: float
+    late_cut_ratio: float
     wifi_arm: str = ""
     flagship: Figures | None = None
 
@@ -66,7 +69,14 @@ def cell(scene: Scene, case: Case, fast: Case, policy: SplitPolicy, requests: tu
     fixed = {str(cost.arm): Figures.of(replay_fixed(scene.trace, cost, load)) for cost in case.costs}
     oracle = replay_oracle(scene.trace, case.costs, load)
     runs = {
-        budget: replay(scene.trace, case.costs, evolve(policy, hedge_ratio=budget), load, strategy=case.strategy)
+        budget: replay(
+            scene.trace,
+            case.costs,
+            evolve(policy, hedge_ratio=budget),
+            load,
+            strategy=case.strategy,
+            stop_s=case.stop_s,
+        )
         for budget in BUDGETS
     }
     chosen = runs[CHOSEN]
@@ -78,13 +88,23 @@ def cell(scene: Scene, case: Case, fast: Case, policy: SplitPolicy, requests: tu
         requests=load.count,
         fixed=fixed,
         oracle=Figures.of(oracle),
+        informed=Figures.of(replay_informed(scene.trace, case.costs, load, case.every_s)),
         oracle_on_device=oracle.arms.get(str(DEVICE_ARM), 0) / load.count,
         ours={budget: Figures.of(run) for budget, run in runs.items()},
         switches=chosen.switches,
         hedged_share=chosen.hedged_s / (load.count * case.device_s),
+        late_cut_ratio=_late_cut_ratio(case, chosen),
         wifi_arm=_best_on_wifi(scene, case),
         flagship=_flagship(scene, case, fast, fixed, load) if case.speed == "slow" else None,
     )
+
+
+def _late_cut_ratio(case: Case, run: Outcome) -> float:
+    """How late, over the device's own answer, a cut that ours used answers at best when its link fails: the hedge can
+    only begin after the head.
+    """
+    heads = [cost.device_s for cost in case.costs if cost.arm.kind == "cut" and run.arms.get(str(cost.arm), 0)]
+    return 1.0 + max(heads, default=0.0) / case.device_s
 
 
 def _best_on_wifi(scene: Scene, case: Case) -> str:

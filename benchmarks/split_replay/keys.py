@@ -30,10 +30,30 @@ def keys_of(cells: Sequence[Cell]) -> dict[str, object]:
         "contested_mean_ratio_to_oracle_mean": mean(contested) if contested else None,
         "mean_ratio_to_best_static_mean": mean(to_best),
         "p99_ratio_to_best_static_mean": mean(p99_to_best),
+        **_bounds(cells),
+        "hedged_share_worst": max(one.hedged_share for one in cells),
         "cells": len(cells),
         "contested_cells": len(contested),
     }
     return keys
+
+
+def _bounds(cells: Sequence[Cell]) -> Mapping[str, object]:
+    """What bounds ours: the same figures of one who knows the link exactly as it was one request ago, and does not
+    hedge; and how late the hedge of a cut is whose head has run first, in the cell with the worst P99.
+    """
+    worst = max(cells, key=lambda one: one.ours[CHOSEN].mean_s / one.oracle.mean_s)
+    late = max(cells, key=lambda one: one.ours[CHOSEN].p99_s / one.fixed[one.best].p99_s)
+    return {
+        "informed_mean_ratio_to_oracle_mean": mean(one.informed.mean_s / one.oracle.mean_s for one in cells),
+        "informed_mean_ratio_to_oracle_worst": max(one.informed.mean_s / one.oracle.mean_s for one in cells),
+        "informed_mean_ratio_to_oracle_of_our_worst": worst.informed.mean_s / worst.oracle.mean_s,
+        "informed_mean_ratio_to_best_static_worst": max(
+            one.informed.mean_s / one.fixed[one.best].mean_s for one in cells
+        ),
+        "informed_p99_ratio_to_best_static_worst": max(one.informed.p99_s / one.fixed[one.best].p99_s for one in cells),
+        "late_cut_ratio_of_our_worst_p99": late.late_cut_ratio,
+    }
 
 
 def _handover(cells: Sequence[Cell]) -> Mapping[str, object]:

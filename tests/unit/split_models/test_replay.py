@@ -14,7 +14,7 @@ from protocol.clock import FakeClock
 from protocol.errors import ConfigError
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.replay import LINK, Load, Outcome, replay, replay_fixed, replay_oracle
+from split_models.replay import LINK, Load, Outcome, replay, replay_fixed, replay_informed, replay_oracle
 from split_models.replay_lane import Job, Lane
 from split_models.replay_link import Agenda, Line, LinkTrace, Pipe
 from split_models.replay_trace import read_trace
@@ -104,6 +104,19 @@ def test_without_hedges_nothing_beats_the_oracle(up: list[float]) -> None:
     for cost in COSTS:
         fixed = replay_fixed(link, cost, load)
         assert mean(oracle) <= mean(fixed) + 1e-9
+
+
+@given(rates)
+def test_who_only_knows_the_past_never_beats_the_oracle(up: list[float]) -> None:
+    load, link = Load(0.7, 30), trace(*up)
+    informed, oracle = replay_informed(link, COSTS, load, 0.7), replay_oracle(link, COSTS, load)
+    assert all(o <= f + 1e-6 for f, o in zip(informed.latencies_s, oracle.latencies_s, strict=True))
+
+
+def test_who_knows_a_steady_link_takes_the_best_arm() -> None:
+    for rate in (1e4, 1e5, 1e7):
+        informed = replay_informed(trace(rate), COSTS, Load(1.0, 20), 1.0)
+        assert informed == replay_oracle(trace(rate), COSTS, Load(1.0, 20))
 
 
 @given(rates, st.floats(0.0, 1.0))
