@@ -43,7 +43,7 @@ Fewer than this are spent before a link has recovered, and then it is left inste
 REGRET = 2.0
 """An answer that comes later than the device's would have come costs so much more per second that it is later."""
 
-MOST_RATIO = 5.0
+MOST_RATIO = 3.0
 """Residuals above this weigh no more when an arm is weighed: what a request pays for a hole is not its length."""
 
 AT_ONCE_S = 1e-3
