@@ -13,17 +13,21 @@ from gateway.context import RequestContext
 from gateway.line import AnswerLine, ids_may_cross
 from gateway.race import Cleanup, Live
 from gateway.spending import Spending
-from gateway.targets import AnswerLengths, Target, TargetBoard
+from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView
 from gateway.tool_prompt import adapted
 from protocol.clock import Clock
 from protocol.errors import EngineError, LinkTimeout, Unsupported
 from protocol.events import Emit
+from protocol.policy import DispatchPolicy
 from protocol.text import Message, TextCapabilities, TextRequest, Token
 
 
 @frozen
 class StreamPorts:
-    """What streams share. `rtt_s` gives round trips by target name, as far as known. spending: of this request."""
+    """What streams share. `rtt_s` gives round trips by target name, as far as known. spending: of this request.
+
+    priced: a view at what its tokens cost now, energy included.
+    """
 
     board: TargetBoard
     lengths: AnswerLengths
@@ -31,6 +35,7 @@ class StreamPorts:
     emit: Emit
     rtt_s: Callable[[], Mapping[str, float]]
     spending: Spending | None = None
+    priced: Callable[[TargetView, DispatchPolicy], TargetView] = lambda view, policy: view
 
 
 @frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from gateway.dispatch_table import Regime
 from gateway.targets import TargetView
@@ -34,6 +34,18 @@ def costs(device: TargetView, server: TargetView, work: Workload, energy: Energy
     fresh = work.prompt_tokens * (1.0 - device.cached_ratio)
     joules = energy.joules(flops_per_token(device.parameters), fresh, work.answer_tokens)
     return Costs(joules * money_per_joule + asked(device, work), asked(server, work))
+
+
+def with_energy(view: TargetView, energy: EnergyModel, money_per_joule: float) -> TargetView:
+    """The view with what a token costs in energy here added to its prices; a server's energy is in its price."""
+    if not view.local or money_per_joule <= 0:
+        return view
+    flops = flops_per_token(view.parameters)
+    return evolve(
+        view,
+        price_in=view.price_in + energy.joules(flops, 1.0, 0.0) * money_per_joule,
+        price_out=view.price_out + energy.joules(flops, 0.0, 1.0) * money_per_joule,
+    )
 
 
 def asked(view: TargetView, work: Workload) -> float:

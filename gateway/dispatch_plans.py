@@ -9,7 +9,7 @@ from attrs import define, evolve, field, frozen
 
 from gateway.context import Constraints
 from gateway.dispatch import DispatchPlan, dispatch, sides
-from gateway.dispatch_cost import Costs, Workload, costs, regime_of
+from gateway.dispatch_cost import Costs, Workload, costs, regime_of, with_energy
 from gateway.dispatch_lengths import LengthHistory
 from gateway.dispatch_table import DispatchTable, Regime, make_table
 from gateway.dispatch_values import LEAST, NOTHING, ValueHistory
@@ -134,6 +134,10 @@ class Plans:
         known = {server.name for server in servers}
         learnt.regimes = {name: chosen for name, chosen in learnt.regimes.items() if name in known}
         learnt.values = {name: history for name, history in learnt.values.items() if name in known}
+
+    def priced(self, view: TargetView, policy: DispatchPolicy) -> TargetView:
+        """The view at what its tokens cost now, the device's energy included: for moves of running answers."""
+        return with_energy(view, self.energy, money_per_joule(policy, self.power))
 
     def _table(
         self, model: str, learnt: _Learnt, device: TargetView, server: TargetView, policy: DispatchPolicy

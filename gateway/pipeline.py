@@ -358,7 +358,10 @@ class TextWay:
     ) -> StreamOwner:
         by_name = {target.name: target for target in targets}
         starts = [(by_name[name], after_s) for name, after_s in plan.starts]
-        ports = StreamPorts(self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s, spending)
+        priced = self.dispatcher.plans.priced
+        ports = StreamPorts(
+            self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s, spending, priced
+        )
         request = chat.text_request(context.caller.tenant)
         return StreamOwner(context, request, starts, targets, ports, self.settings)
 

@@ -247,7 +247,7 @@ class StreamOwner:
     def _decide(self, safe_at: int | None) -> Move:
         now_s = self._ports.clock()
         allowed = [target for target in self._targets if target.name not in self._failed or self._is_source(target)]
-        views = [self._ports.board.view(target, self._context.model, now_s) for target in allowed]
+        views = [self._ports.priced(self._view_of(target), self._context.policy.dispatch) for target in allowed]
         return migrate(self._view(safe_at, now_s), views, self._ports.rtt_s(), self._policy)
 
     def _is_source(self, target: Target) -> bool:

@@ -14,9 +14,9 @@ from gateway.context import Constraints, RequestContext
 from gateway.settings import GatewaySettings
 from gateway.stops import Owned
 from gateway.stream import StreamOwner
-from gateway.targets import AnswerLengths, Target, TargetBoard
+from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView
 from protocol.events import Event, RecordingEmit
-from protocol.policy import MigrationPolicy, Policy
+from protocol.policy import DispatchPolicy, MigrationPolicy, Policy
 from protocol.text import Prompt, Sampling, TextRequest, Token
 
 MODEL = "fake"
@@ -54,10 +54,11 @@ def rig(
     settings: GatewaySettings | None = None,
     logprobs: int = 0,
     prompt: Prompt = PROMPT,
+    priced: Callable[[TargetView, DispatchPolicy], TargetView] = lambda view, policy: view,
 ) -> Rig:
     """An owner that starts `targets` in order, each `after_s` seconds after the one before."""
     emit, board = RecordingEmit(), TargetBoard()
-    ports = StreamPorts(board, AnswerLengths(), time.monotonic, emit, dict)
+    ports = StreamPorts(board, AnswerLengths(), time.monotonic, emit, dict, priced=priced)
     context = RequestContext(
         "req-1", MODEL, time.monotonic() + deadline_s, evolve(Policy(), migration=migration), Constraints()
     )

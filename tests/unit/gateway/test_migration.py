@@ -7,8 +7,10 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dispatch_cost import with_energy
 from gateway.migration import BATCH_TOKENS, UNSENT_TOKENS, StreamView, batch_tokens, buffer_tokens, migrate
 from gateway.targets import TargetView
+from profiles.energy import EnergyModel, flops_per_token
 from protocol.policy import MigrationPolicy
 
 POLICY = MigrationPolicy()
@@ -200,3 +202,21 @@ def test_a_server_that_reads_everything_again_needs_a_buffer_for_it() -> None:
     assert act(stream, cloud=slow, rtt_s=0.0) == "cut"
     assert act(evolve(stream, consumed=17), cloud=slow, rtt_s=0.0) == "stay"
     assert act(evolve(stream, consumed=18), cloud=evolve(slow, continues="ids"), rtt_s=0.0) == "cut"
+
+
+def test_the_joules_of_the_device_are_a_price_of_its_tokens() -> None:
+    """An exchange rate moves the decode to the cheaper side, either way; without one, energy counts for nothing."""
+    big = evolve(DEVICE, parameters=1e9, tokens_per_s=50.0)
+    cloud = evolve(CLOUD, price_out=1e-6, tokens_per_s=50.0)
+    joules = EnergyModel().joules(flops_per_token(1e9), 0.0, 1.0)
+    stream = evolve(STREAM, source_tokens_per_s=50.0)
+    for rate, expected in ((0.0, "stay"), (0.5e-6 / joules, "stay"), (4e-6 / joules, "prepare")):
+        device = with_energy(big, EnergyModel(), rate)
+        assert migrate(stream, [device, cloud], {}, POLICY).act == expected
+        assert with_energy(cloud, EnergyModel(), rate) == cloud
+    at_cloud = evolve(stream, source="cloud")
+    for rate, expected in ((0.0, "prepare"), (0.2e-6 / joules, "prepare"), (4e-6 / joules, "stay")):
+        device = with_energy(big, EnergyModel(), rate)
+        assert migrate(at_cloud, [device, cloud], {}, POLICY).act == expected
+    paid = migrate(READY, [with_energy(big, EnergyModel(), 4e-6 / joules), cloud], {}, POLICY)
+    assert (paid.act, paid.keep_source) == ("cut", False)

@@ -14,7 +14,7 @@ from engines.fakes_text import FakeTextEngine
 from gateway.settings import GatewaySettings
 from gateway.stops import Owned
 from gateway.stream import AnswerCut
-from gateway.targets import Target
+from gateway.targets import Target, TargetView
 from protocol.errors import (
     ContextOverflow,
     EngineCrashed,
@@ -26,7 +26,7 @@ from protocol.errors import (
     ProtocolError,
 )
 from protocol.events import HandedOver, SourceLost
-from protocol.policy import MigrationPolicy
+from protocol.policy import DispatchPolicy, MigrationPolicy
 from protocol.text import Prompt, TextCapabilities
 from tests.unit.gateway.streams import STAY, assert_all_closed, assert_law, collect, expected, rig, target
 
@@ -458,4 +458,18 @@ async def test_an_answer_may_come_back_when_policy_lets_it_move_twice() -> None:
     assert_law(await collect(made.owner), COUNT)
     moves = made.of(HandedOver)
     assert len(moves) <= 2
+    assert_all_closed(device, cloud)
+
+
+@pytest.mark.parametrize(("joule_price", "moves"), [(0.0, 0), (1e-4, 1)])
+async def test_a_device_whose_energy_is_dear_hands_its_answer_over(joule_price: float, moves: int) -> None:
+    device, cloud = FakeTextEngine(name="device", tokens_per_s=400), FakeTextEngine(name="cloud")
+    targets = [target("device", device, tokens_per_s=400), target("cloud", cloud, tokens_per_s=20)]
+
+    def priced(view: TargetView, policy: DispatchPolicy) -> TargetView:
+        return evolve(view, price_out=joule_price) if view.local else view
+
+    made = rig(targets, migration=moving(6), priced=priced)
+    assert_law(await collect(made.owner), COUNT)
+    assert len(made.of(HandedOver)) == moves
     assert_all_closed(device, cloud)
