@@ -72,10 +72,9 @@ def _tools(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], str]:
     kind = choice.get("type") if choice else None
     if kind == "tool" and choice:
         return parse_tools(definitions, {"type": "function", "function": {"name": choice.get("name")}})
-    known = {None: None, "auto": "auto", "any": "required", "none": "none"}
-    if kind not in known:
+    if kind not in (None, "auto", "any", "none"):
         raise BadRequest("tool_choice must be auto, any, tool or none", field="tool_choice.type")
-    return parse_tools(definitions, known[kind])
+    return parse_tools(definitions, "required" if kind == "any" else kind)
 
 
 def _messages(raw: Mapping[str, Any]) -> tuple[Message, ...]:
