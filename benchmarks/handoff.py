@@ -28,7 +28,7 @@ from typing import Any
 from attrs import define, evolve, field
 
 from benchmarks.handoff_plan import GEMMA, PHASES, PROMPTS, SMOL, VICTIMS, Plan, Victim, pairs, plans
-from benchmarks.handoff_score import NATS, Judged, Oracle, judge, ratio_of_means, text_bytes
+from benchmarks.handoff_score import Judged, Oracle, Own, judge, ratio_of_means, text_bytes
 from benchmarks.handoff_stage import CONTEXT_TOKENS, Actor, Batch, Binding, Phase, Stage, Watched, stage
 from benchmarks.report import arguments, percentile, publish
 from engines.peer import PeerEngine
@@ -59,7 +59,7 @@ over before a target was prepared over 150 ms."""
 QUICK_S = 34.0
 """So that a quick run is over within 45 s, engines closed."""
 
-SCORING_S = 150.0
+SCORING_S = 240.0
 """Kept for scoring at the end."""
 
 ORACLE_S = 4.0
@@ -108,6 +108,7 @@ class Bench:
         self.own: dict[tuple[str, int], list[int]] = {}
         self.notes: list[str] = []
         self.complete = True
+        self.nats: dict[str, tuple[float, float]] = {}
         self._json_file = json_file
         self._boards: dict[tuple[str, str], TargetBoard] = {}
         self._peers: dict[tuple[str, str], PeerEngine] = {}
@@ -263,6 +264,7 @@ class Bench:
             "id_bytes_ratio": sum(b.size_bytes for b in id_batches) / text_total if text_total else None,
             "nll_ratio": _nll_ratio(same),
             "nll_ratio_other_model": _nll_ratio(other),
+            "nats_worst_and_limit": {name: [round(v, 3) for v in both] for name, both in self.nats.items()},
             "migrations_clean": len(moved),
             "migrations_asked": len(clean),
             "kills": len(killed),
@@ -348,7 +350,8 @@ def show(number: int, total: int, o: Outcome) -> None:
 
 
 def score(bench: Bench, files: dict[str, Path], end_s: float) -> None:
-    """Likelihood of the stitched answers, and the law in numbers: the target's tokens are the best, within NATS."""
+    """Likelihood of the stitched answers, and the law in numbers: the target's tokens are the best it has, as far as
+    its own answers that nobody moved are."""
     for model, file in files.items():
         if end_s - time.monotonic() < ORACLE_S:
             bench.notes.append(f"there was no time to score what {model} made")
@@ -356,17 +359,21 @@ def score(bench: Bench, files: dict[str, Path], end_s: float) -> None:
             continue
         oracle = Oracle(file, CONTEXT_TOKENS // 2)
         try:
-            own: dict[tuple[str, int, int], float] = {}
-            for outcome in bench.outcomes:
-                if time.monotonic() > end_s:
-                    bench.notes.append("the time was over before all answers were scored")
-                    bench.complete = False
-                    return
-                actor = last_actor(bench, outcome)
-                if outcome.owned and actor.model == model:
-                    _score_one(bench, oracle, outcome, actor, own)
+            _score_model(bench, Own(oracle, model, bench.own), end_s)
         finally:
             oracle.close()
+
+
+def _score_model(bench: Bench, own: Own, end_s: float) -> None:
+    for outcome in bench.outcomes:
+        if time.monotonic() > end_s:
+            bench.notes.append("the time was over before all answers were scored")
+            bench.complete = False
+            return
+        actor = last_actor(bench, outcome)
+        if outcome.owned and actor.model == own.model:
+            _score_one(own, outcome, actor)
+    bench.nats[own.model] = (own.worst, own.limit)
 
 
 def last_actor(bench: Bench, outcome: Outcome) -> Actor:
@@ -376,30 +383,23 @@ def last_actor(bench: Bench, outcome: Outcome) -> Actor:
     return bench.stage.actors[pair.device if side == "device" else pair.cloud]
 
 
-def _score_one(
-    bench: Bench, oracle: Oracle, outcome: Outcome, actor: Actor, own: dict[tuple[str, int, int], float]
-) -> None:
+def _score_one(own: Own, outcome: Outcome, actor: Actor) -> None:
     tokens, side = [o.token for o in outcome.owned if o.token.data], outcome.owned[-1].side
     at = max((n + 1 for n, o in enumerate(outcome.owned) if o.side != side), default=0)
-    by_ids = outcome.plan.pair.crosses == "ids"
-    if by_ids:
+    if outcome.plan.pair.crosses == "ids":
         before = [t.id for t in tokens[:at] if t.id is not None]
     else:
-        before = oracle.ids(b"".join(t.data for t in tokens[:at])) if at else []
+        before = own.oracle.ids(b"".join(t.data for t in tokens[:at])) if at else []
     after = [t.id for t in tokens[at:] if t.id is not None]
-    scored = oracle.score(outcome.plan.prompt, before, after)
-    if scored.worst > NATS and outcome.lost_sides == 0:
-        wrong = f"a token of {actor.name} lies {scored.worst:.2f} nats below its best"
+    scored = own.oracle.score(outcome.plan.prompt, before, after)
+    own.worst = max(own.worst, scored.worst)
+    if scored.worst > own.limit:
+        wrong = f"a token of {actor.name} lies {scored.worst:.2f} nats below its best, the limit is {own.limit:.2f}"
         outcome.judged = evolve(outcome.judged, violations=(*outcome.judged.violations, wrong))
     if outcome.moved and outcome.plan.victim is None:
-        number = outcome.plan.number % len(PROMPTS)
-        if (actor.name, number) in bench.own:
-            # As many tokens, since later ones are likelier.
-            ids = bench.own[actor.name, number][: len(before) + len(after)]
-            key = (actor.name, number, len(ids))
-            if key not in own:
-                own[key] = oracle.score(PROMPTS[number], [], ids).nll
-            outcome.nll, outcome.own_nll = scored.nll, own[key]
+        # As many tokens, since later ones are likelier.
+        outcome.own_nll = own.nll(outcome.plan.number % len(PROMPTS), len(before) + len(after))
+        outcome.nll = None if outcome.own_nll is None else scored.nll
 
 
 def say(text: str) -> None:

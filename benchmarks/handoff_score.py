@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
+from benchmarks.handoff_plan import PROMPTS
 from benchmarks.handoff_stage import Batch, Generation
 from gateway.stops import Owned
 from protocol.handoff import Extend, encode
@@ -20,7 +21,8 @@ from protocol.text import Token
 
 NATS = 0.25
 """Kernels round differently by batch size and binding: a chosen token may lie this far below the best one of another
-pass over the same prefix. Where a one-shot pass says more, one is made in the target's own steps."""
+pass over the same prefix, or as far as it does in answers that nobody moved. Where a one-shot pass says more than NATS,
+one is made in the target's own steps."""
 
 
 @frozen
@@ -125,10 +127,10 @@ class Oracle:
         answer = [*before, *after]
         self._model.reset()
         self._model.eval([*head, *answer])
-        rows = self._model.scores[len(head) - 1 : len(head) - 1 + len(answer)].astype(np.float64)
+        rows = self._model.scores[len(head) - 1 : len(head) - 1 + len(answer)]
         best = rows.max(axis=1)
         chosen = rows[np.arange(len(answer)), answer]
-        totals = best + np.log(np.exp(rows - best[:, None]).sum(axis=1))
+        totals = best + np.log(np.exp(rows - best[:, None]).sum(axis=1, dtype=np.float64))
         worst = float((best - chosen)[len(before) :].max(initial=0.0))
         if worst > NATS:
             worst = self._worst_in_steps([*head, *before], after)
@@ -144,6 +146,32 @@ class Oracle:
             worst = max(worst, float(row.max() - row[one]))
             self._model.eval([one])
         return worst
+
+
+class Own:
+    """A model's own answers, which nobody moved: by which engine, to which prompt, as token ids.
+
+    limit: how far below the best one a token may lie; what the worst of its own answers does, and half as much again.
+    """
+
+    def __init__(self, oracle: Oracle, model: str, answers: Mapping[tuple[str, int], Sequence[int]]) -> None:
+        self.oracle, self.model = oracle, model
+        self.worst = 0.0
+        self._answers = {key: ids for key, ids in answers.items() if key[0].endswith(f":{model}") and ids}
+        scored = [oracle.score(PROMPTS[number], [], ids) for (_, number), ids in self._answers.items()]
+        self.limit = max(NATS, 1.5 * max((one.worst for one in scored), default=0.0))
+        self._nll: dict[tuple[str, int, int], float] = {}
+
+    def nll(self, number: int, tokens: int) -> float | None:
+        """Mean nats per token over the first `tokens` tokens of its answers to a prompt, of all engines that run it."""
+        found = [self._one(key, tokens) for key in self._answers if key[1] == number]
+        return fmean(found) if found else None
+
+    def _one(self, key: tuple[str, int], tokens: int) -> float:
+        if (*key, tokens) not in self._nll:
+            ids = self._answers[key][:tokens]
+            self._nll[*key, tokens] = self.oracle.score(PROMPTS[key[1]], [], ids).nll
+        return self._nll[*key, tokens]
 
 
 def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> float | None:
