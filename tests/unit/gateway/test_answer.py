@@ -38,8 +38,8 @@ class Hiding:
 
     def redact(self, chat: ChatRequest, findings: Findings) -> Redaction:
         [turn] = chat.messages
-        hidden = (Message(turn.role, turn.content.replace(HERS, "EMAIL_1")),)
-        return Redaction(evolve(chat, prompt=hidden), StreamRestorer({"EMAIL_1": HERS}))
+        hidden = (Message(turn.role, turn.content.replace(HERS, "EMAIL_ABCDEFG2")),)
+        return Redaction(evolve(chat, prompt=hidden), StreamRestorer({"EMAIL_ABCDEFG2": HERS}))
 
 
 class Keeping:
@@ -110,8 +110,8 @@ def arguments_of(pieces: Sequence[Piece]) -> list[str]:
 @pytest.mark.parametrize("size", [1, 4, 100])
 async def test_values_come_back_in_text_and_in_the_json_of_calls(size: int) -> None:
     """Across every border: between pieces, between text and call, between two calls."""
-    raw = 'to EMAIL_1 <tool_call>{"name": "send", "arguments": {"to": "EMAIL_1"}}</tool_call>'
-    raw += '<tool_call>{"name": "send", "arguments": {"cc": "x EMAIL_1"}}</tool_call>'
+    raw = 'to EMAIL_ABCDEFG2 <tool_call>{"name": "send", "arguments": {"to": "EMAIL_ABCDEFG2"}}</tool_call>'
+    raw += '<tool_call>{"name": "send", "arguments": {"cc": "x EMAIL_ABCDEFG2"}}</tool_call>'
     engine = FakeTextEngine(says=[raw[at : at + size].encode() for at in range(0, len(raw), size)])
     way = way_of(engine, local=False, privacy=Hiding())
     answer = await way.answer(evolve(ASKED, tools=(TOOL,), sampling=Sampling(max_tokens=500)))
@@ -120,7 +120,7 @@ async def test_values_come_back_in_text_and_in_the_json_of_calls(size: int) -> N
     assert [json.loads(one) for one in arguments_of(pieces)] == [{"to": HERS}, {"cc": f"x {HERS}"}]
     assert [call.parsed() for call in answer.shown_calls] == [{"to": HERS}, {"cc": f"x {HERS}"}]
     [prepared] = engine.prepared
-    assert "EMAIL_1" in str(prepared.prompt)
+    assert "EMAIL_ABCDEFG2" in str(prepared.prompt)
     assert HERS not in str(prepared.prompt)
 
 
