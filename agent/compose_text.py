@@ -28,6 +28,8 @@ from engines.rethreaded import RethreadedTextEngine
 from engines.store import ModelStore
 from engines.text_admission import prefill_batch
 from engines.thread_choice import ThreadChoice
+from gateway.calibration import weights_of
+from gateway.calibrations import CurvesFile
 from gateway.control_channel import ControlChannel, desired_by
 from gateway.door_limits import DoorLimits, limited
 from gateway.memory import TextMemory, remembering
@@ -101,6 +103,8 @@ class TextSide:
         self._fixed_threads = 0
         self._rates = Rates()
         self._parameters: float | None = None
+        self._weights = ""
+        self.curves = CurvesFile(config.state_dir)
         self.power = DevicePower(host=host)
         self._measured = measured
         self._store = store
@@ -149,6 +153,7 @@ class TextSide:
                     tokens_per_s=self._rates.tokens_per_s,
                     prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
                     parameters=self._parameters,
+                    weights=self._weights,
                     engine_name=self._engine,
                     slowdowns=self._slowdowns,
                 )
@@ -186,6 +191,7 @@ class TextSide:
         except MidstreamError as err:
             self._health.warn("text_model", f"{self._config.text_model}: {err.message}", err.next_step)
             return
+        self._weights = weights_of(self._store.entry(self._config.text_model))
         self._parameters = await asyncio.to_thread(_parameters, self._file(self._config.text_model))
         for peer in (self._peer, *self._at_cloud.values()):
             peer.vocabulary = capabilities.vocabulary
@@ -436,7 +442,7 @@ def text_mount(
         GatewayPorts(
             targets=side.targets, policy=policy, emit=emit, clock=clock, rtt_s=side.rtt_s, loading=side.loading,
             cache=memory.cache, conversations=memory.conversations, router=PolicyRouter(second=memory.second_opinion),
-            channel=channel,
+            channel=channel, curves=side.curves,
             power=side.power, limits=limits, audit=limits,
         ),
     )  # fmt: skip

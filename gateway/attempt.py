@@ -49,6 +49,8 @@ class Attempts:
     ports: StreamPorts
     cleanup: Cleanup
     ahead_tokens: int
+    listens: bool = False
+    """Logprobs of local targets are wanted beside what the client asked for."""
 
     def rest_s(self) -> float:
         """Seconds left for the request."""
@@ -99,7 +101,8 @@ class Attempts:
 
     async def prepare(self, target: Target, at: int) -> Continuation:
         """Prefill the prompt and the first `at` tokens of the answer."""
-        request, sampling = self.request, self.request.sampling
+        request = await self._listening(target) if self.listens and target.local else self.request
+        sampling = self.request.sampling
         if at or sampling.logprobs or self.special:
             capabilities = await self.ports.board.capabilities(target, self.context.model)
             request = adapted(request, capabilities)
@@ -114,6 +117,13 @@ class Attempts:
             return await target.engine.prepare(request, self.rest_s())
         resends = known is None or known.continues != "ids"
         return await spending.prepare(target, request, self.rest_s(), resends=resends)
+
+    async def _listening(self, target: Target) -> TextRequest:
+        capabilities = await self.ports.board.capabilities(target, self.context.model)
+        sampling = self.request.sampling
+        if not capabilities.logprobs or sampling.logprobs:
+            return self.request
+        return evolve(self.request, sampling=evolve(sampling, logprobs=1))
 
     @property
     def special(self) -> bool:

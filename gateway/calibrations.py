@@ -32,6 +32,23 @@ def read_calibrations(folder: Path) -> tuple[Calibration, ...]:
     return found.curves if found is not None else ()
 
 
+class CurvesFile:
+    """The curves of a folder as they are now: the file is read again when it was replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: tuple[int, tuple[Calibration, ...]] = (-1, ())
+
+    def __call__(self) -> tuple[Calibration, ...]:
+        try:
+            changed_ns = (self._folder / FILE).stat().st_mtime_ns
+        except OSError:
+            return ()
+        if changed_ns != self._read[0]:
+            self._read = changed_ns, read_calibrations(self._folder)
+        return self._read[1]
+
+
 def keep_calibrations(folder: Path, fresh: Sequence[Calibration]) -> tuple[Calibration, ...]:
     """Put curves in place of older ones of the same scope; the oldest go past MAX_CURVES. Returns all that are kept."""
     scopes = {curve.scope for curve in fresh}

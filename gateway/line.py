@@ -64,6 +64,26 @@ class AnswerLine:
         del self._answer[len(self._answer) - dropped_bytes :]
         return self._whole
 
+    def take_back(self) -> list[Owned]:
+        """Forget an answer of which nothing was given; returns it for put_back()."""
+        if self._given:
+            raise AssertionError(f"{self._given} tokens were given already")
+        made, self._made = self._made, []
+        self._answer.clear()
+        self._whole = 0
+        return made
+
+    def put_back(self, made: list[Owned]) -> None:
+        """Undo take_back()."""
+        self.take_back()
+        for owned in made:
+            self.accept(owned.token, owned.side)
+
+    @property
+    def made(self) -> Sequence[Token]:
+        """All tokens so far."""
+        return [owned.token for owned in self._made]
+
     def give(self, ended: bool) -> Owned | None:
         """The next token for the client, or None; after the end also those of an unfinished character."""
         if self._given >= (len(self._made) if ended else self._whole):

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
+from engines.renamed import RenamedTextEngine
 from gateway import dispatch
 from gateway.answer import Answer, Source
 from gateway.attempt import StreamPorts
 from gateway.context import LOCAL, Caller, Constraints, RequestContext, constraints_of
 from gateway.dispatch_live import Dispatcher
 from gateway.dispatch_plans import Plans
+from gateway.doubt import doubt_of
 from gateway.embedding import EmbeddingRun
 from gateway.ending import Ending
 from gateway.flights import Flights
@@ -113,7 +115,7 @@ class TextWay:
         relay = None if kept or restorer else self._relay(compressed.chat, context, plan, targets)
 
         def owner() -> Source:
-            return KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets, spending)
+            return KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets, spending, routed)
 
         ending = Ending(
             ports=ports,
@@ -355,6 +357,7 @@ class TextWay:
         plan: dispatch.DispatchPlan,
         targets: Sequence[Target],
         spending: Spending,
+        routed: Routed,
     ) -> StreamOwner:
         by_name = {target.name: target for target in targets}
         starts = [(by_name[name], after_s) for name, after_s in plan.starts]
@@ -363,7 +366,21 @@ class TextWay:
             self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s, spending, priced
         )
         request = chat.text_request(context.caller.tenant)
-        return StreamOwner(context, request, starts, targets, ports, self.settings)
+        intent = context.caller.intent or routed.intent or ""
+        better = [*targets, *self._upgrades(routed, context.constraints)]
+        doubt = doubt_of(context.policy, targets, better, self.ports.curves, intent)
+        return StreamOwner(context, request, starts, targets, ports, self.settings, doubt)
+
+    def _upgrades(self, routed: Routed, constraints: Constraints) -> list[Target]:
+        """Allowed remote targets of the model that the cloud would answer with, asked under this request's model."""
+        other = routed.other_model
+        if other is None or other == routed.model:
+            return []
+        return [
+            evolve(target, engine=RenamedTextEngine(target.engine, other), models=frozenset({routed.model}), relay=None)
+            for target in self.ports.targets()
+            if other in target.models and not target.local and constraints.allows(target.name, target.local)
+        ]
 
     def _admit(self, answer: Answer) -> Callable[[], None]:
         """Take a place; giving it back also counts what was decoded here."""

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from engines.port import Continuation
 from gateway.targets import Target
-from protocol.errors import MidstreamError
+from protocol.errors import Full, MidstreamError, RejectedError
 from protocol.text import Token
 
 CLOSING_S = 10.0
@@ -144,3 +144,13 @@ async def _end(task: asyncio.Task[Live]) -> None:
     await asyncio.wait({task})
     if not task.cancelled() and task.exception() is None:
         await task.result().close()
+
+
+def most_telling(failed: AllFailed) -> MidstreamError:
+    """What the client should hear when no target answered: what is wrong with the request first, then a full house."""
+    errors = [err for _, err in failed.errors]
+    full = [err for err in errors if isinstance(err, Full)]
+    for err in errors:
+        if isinstance(err, RejectedError) and not isinstance(err, Full):
+            return err
+    return min(full, key=lambda err: err.retry_after_s) if full else errors[0]

@@ -17,12 +17,12 @@ from attrs import evolve
 from engines.port import RelayingEngine
 from gateway.answer import Answer
 from gateway.ending import Made
-from gateway.race import AllFailed
+from gateway.race import AllFailed, most_telling
 from gateway.relay_events import RelayEvents, dump_text, renamed
 from gateway.relay_plan import Relay
 from gateway.settings import GatewaySettings
 from gateway.spending import Charge, costs
-from gateway.stream import AnswerCut, most_telling
+from gateway.stream import AnswerCut
 from gateway.targets import Target
 from gateway.wire import Wire
 from links.port import Response

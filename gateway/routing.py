@@ -50,6 +50,8 @@ def decide(facts: Facts, both: Sides, routing: RoutingPolicy, moved: Threshold) 
         return Verdict(only, "rules", "the only side that may answer")
     if facts.hard and cloud.up:
         return Verdict(cloud, "heuristic", "a hard question, short or not")
+    if facts.tools and routing.tools_in_cloud and cloud.up:
+        return Verdict(cloud, "heuristic", "tools are called by the cloud: policy.routing.tools_in_cloud")
     there = facts.complexity >= moved.value
     level: Level = "dynamic" if there != (facts.complexity >= routing.cloud_threshold) else "heuristic"
     reason = f"complexity {facts.complexity:.2f} {'reaches' if there else 'is below'} {moved.value:.2f}"

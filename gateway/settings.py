@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from gateway.control_channel import ControlChannel
 from gateway.dispatch_live import NoPower, Power
+from gateway.doubt import Curves
 from gateway.ports import (
     AnswerCache,
     Audit,
@@ -68,6 +69,7 @@ class GatewayPorts:
 
     targets: what can answer now; read at each request, so peers may come and go. policy: the policy in force, read once
     per request. rtt_s: round trips by target name, as the links have seen them. loading: models that will be here soon.
+    curves: calibrated confidence of local models, see gateway.calibration.
     channel: the control channel to apps, started and stopped with the way; None: there is none.
     draw: a random number in [0, 1). power: where the device's energy comes from. The rest are the steps of
     gateway.pipeline, open where a house brings none.
@@ -91,3 +93,4 @@ class GatewayPorts:
     conversations: Conversations = field(factory=NoConversations)
     audit: Audit = field(factory=NoAudit)
     channel: ControlChannel | None = None
+    curves: Curves = tuple

@@ -17,16 +17,18 @@ from attrs import evolve
 from engines.port import Continuation
 from gateway.ahead import Ahead
 from gateway.attempt import Attempts, StreamPorts
+from gateway.confidence import Judgement
 from gateway.context import RequestContext
 from gateway.dispatch import patience
+from gateway.doubt import Doubt
 from gateway.line import AnswerLine
 from gateway.migration import Move, StreamView, batch_tokens, migrate
 from gateway.pacing import reader_tokens_per_s
-from gateway.race import AllFailed, Cleanup, Live, race
+from gateway.race import AllFailed, Cleanup, Live, most_telling, race
 from gateway.settings import GatewaySettings
 from gateway.stops import Owned
 from gateway.targets import Target, TargetView
-from protocol.errors import EngineError, Full, LinkTimeout, MidstreamError, ProtocolError, RejectedError
+from protocol.errors import EngineError, LinkTimeout, MidstreamError, ProtocolError, RejectedError
 from protocol.events import HandedOver, SourceLost
 from protocol.text import FinishReason, TextRequest, Token, Usage
 
@@ -57,6 +59,7 @@ class StreamOwner:
         targets: Sequence[Target],
         ports: StreamPorts,
         settings: GatewaySettings,
+        doubt: Doubt | None = None,
     ) -> None:
         self.finish: FinishReason | None = None
         self.prompt_tokens = 0
@@ -72,13 +75,16 @@ class StreamOwner:
         self._live: Live | None = None
         self._ahead: Ahead | None = None
         self._cleanup = Cleanup()
-        self._attempts = Attempts(context, request, self._line, targets, ports, self._cleanup, settings.ahead_tokens)
+        self._attempts = Attempts(
+            context, request, self._line, targets, ports, self._cleanup, settings.ahead_tokens, doubt is not None
+        )
         self._moves, self._moved_at = 0, 0
         self._losses = 0
         self._failed: set[str] = set()
         self._asked: list[str] = []
         self._late: set[str] = set()
         self._aborted = ""
+        self._doubt = doubt
         self._waited_s, self._waited_tokens, self._blocked_s = 0.0, 0, 0.0
 
     @property
@@ -104,6 +110,8 @@ class StreamOwner:
                 if await self._cut_before(token):
                     continue
                 self._accept(token)
+                if not await self._believed():
+                    continue
                 while (owned := self._line.give(self.finish is not None)) is not None:
                     blocked_at_s = self._ports.clock()
                     yield owned
@@ -221,6 +229,40 @@ class StreamOwner:
         live = self._source()
         if owned.side == live.target.name:
             live.continuation.acknowledge(owned.token.index)
+
+    # Doubt.
+
+    async def _believed(self) -> bool:
+        """Whether the answer so far may be given; False while it is held back, and when it was begun anew."""
+        doubt, source = self._doubt, self._source()
+        if doubt is None:
+            return True
+        if not source.target.local or self._line.called:
+            self._doubt = None
+            return True
+        found = doubt.look(source.target, self._context.model, self._line.made, self.finish is not None)
+        if found.act == "wait":
+            return False
+        self._doubt = None
+        return found.act == "keep" or not await self._begin_anew(doubt, found)
+
+    async def _begin_anew(self, doubt: Doubt, found: Judgement) -> bool:
+        """Let a better target make the whole answer; True when it has begun. Nobody has seen a token of the old one."""
+        source = self._source()
+        held = self._line.take_back()
+        starts = [(target, place * self._policy.stall_s) for place, target in enumerate(doubt.better.targets)]
+        try:
+            live = await race(starts, partial(self._begin, at=0), self._cleanup, self._note_failure)
+        except AllFailed:
+            self._line.put_back(held)
+            return False
+        if self._ahead is not None:
+            self._give_up_ahead(None)
+        self._stop_source(source)
+        self.finish = None
+        self._take(live)
+        self._tell_moved(source.target, live.target, 0, found.reason)
+        return True
 
     # Planned moves.
 
@@ -450,13 +492,3 @@ class StreamOwner:
         if self.finish is not None:
             self._ports.lengths.add(self._line.next)
         await self._cleanup.drain()
-
-
-def most_telling(failed: AllFailed) -> MidstreamError:
-    """What the client should hear when no target answered: what is wrong with the request first, then a full house."""
-    errors = [err for _, err in failed.errors]
-    full = [err for err in errors if isinstance(err, Full)]
-    for err in errors:
-        if isinstance(err, RejectedError) and not isinstance(err, Full):
-            return err
-    return min(full, key=lambda err: err.retry_after_s) if full else errors[0]

@@ -52,7 +52,8 @@ class Target:
     the model, which scales the energy that a local target uses. weaker: those of `models` for which it answers with a
     weaker one; it is chosen for them only where policy.dispatch.weaker_model consents. engine_name: whose slow-down a
     local target shares, its own name when empty; slowdowns: where that is kept, to share it with the tensor way; None:
-    with the board. relay: the engine, where its own bytes may be given on.
+    with the board. relay: the engine, where its own bytes may be given on. weights: of
+    gateway.calibration.weights_of, where confidence curves may be had for it.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Target:
     engine_name: str = ""
     slowdowns: Slowdowns | None = None
     relay: RelayingEngine | None = None
+    weights: str = ""
 
 
 NOTHING_SEEN = Ecdf()

@@ -124,7 +124,8 @@ class RoutingPolicy:
     rules: the first that matches decides. cloud_threshold: from this complexity (0-1) on the cloud answers.
     low_below: complexity under this is `low`. models: the model that `auto` means, by `edge` and `cloud`.
     plugins: entry points of the group `midstream.routers` that may decide, asked in this order before the rules, each
-    within plugin_deadline_s. Rules, plugins and thresholds choose for `model: "auto"`; a named model stays.
+    within plugin_deadline_s. tools_in_cloud: requests with tools go to the cloud where no rule says otherwise; small
+    models write calls badly. Rules, plugins and thresholds choose for `model: "auto"`; a named model stays.
     """
 
     targets: tuple[str, ...] = ("device", "cloud")
@@ -137,6 +138,7 @@ class RoutingPolicy:
     models: Mapping[str, str] = field(factory=dict)
     plugins: tuple[str, ...] = ()
     plugin_deadline_s: float = 0.005
+    tools_in_cloud: bool = True
 
 
 def is_edge(target: str) -> bool:

@@ -147,6 +147,19 @@ def test_short_but_hard_prompts_are_never_edge_only(text: str) -> None:
     assert route(text, offer=resting).hard
 
 
+def test_requests_with_tools_go_to_the_cloud_unless_a_rule_or_policy_says_otherwise() -> None:
+    chat = ChatRequest("auto", (Message("user", SUMMARIZE),), tools=({"type": "function", "function": {"name": "f"}},))
+
+    def start(routing: RoutingPolicy, offer: Shelf = BOTH) -> str | None:
+        return ROUTER.route(chat, Caller(), Findings(), offer, evolve(Policy(), routing=routing), 0.5).start
+
+    assert start(RoutingPolicy()) == "cloud"
+    assert start(RoutingPolicy(tools_in_cloud=False)) == "device"
+    assert start(RoutingPolicy(rules=(RouteRule("edge", RouteWhen(tools=True)),), fallback=ARMED)) == "device"
+    resting = Shelf({"small": (DEVICE,), "large": (evolve(CLOUD, up=False),)})
+    assert start(RoutingPolicy(), resting) == "device"
+
+
 def test_an_edge_rule_without_an_armed_fallback_is_no_rule() -> None:
     text = "Extract all the person names from this email as JSON."
     assert route(text, RoutingPolicy(rules=RULES)).level == "heuristic"
