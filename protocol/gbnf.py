@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 from protocol.errors import BadRequest, Unsupported
 
 MAX_GRAMMAR_CHARS = 256 << 10
-MAX_STACKS = 4096
+MAX_STACKS = 1024
 """States of one place of a text; more come from grammars that are ambiguous without end."""
 
 MAX_REPEAT = 1000

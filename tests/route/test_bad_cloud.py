@@ -113,6 +113,7 @@ async def test_a_chat_ends_with_a_complete_answer_and_one_line(way: str, device:
     assert device.load().running == 0
 
 
+@pytest.mark.slow
 async def test_a_cloud_that_is_known_to_be_down_costs_no_wait(device: LlamaServerEngine) -> None:
     """Turn by turn with a house that has the device alone, after a chat that learnt that nobody is there."""
     async with (

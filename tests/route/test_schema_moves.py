@@ -89,6 +89,7 @@ def target(name: str, engine: FlakyTextEngine, tokens_per_s: float | None = None
 STAY = MigrationPolicy(enabled=False, stall_s=20.0)
 
 
+@pytest.mark.slow
 async def test_a_document_whose_reader_is_slow_is_one_document(pair: tuple[FlakyTextEngine, FlakyTextEngine]) -> None:
     """However far its reader falls behind."""
     text, owner, _ = await answer([target("device", pair[1])], STAY, ahead_tokens=1, stops_at=(4, 13, 22))
@@ -96,7 +97,9 @@ async def test_a_document_whose_reader_is_slow_is_one_document(pair: tuple[Flaky
     check(text)
 
 
-@pytest.mark.parametrize("lose_at", [2, 11, 23])
+@pytest.mark.parametrize(
+    "lose_at", [pytest.param(2, marks=pytest.mark.slow), 11, pytest.param(23, marks=pytest.mark.slow)]
+)
 async def test_a_document_survives_the_loss_of_its_engine(
     pair: tuple[FlakyTextEngine, FlakyTextEngine], lose_at: int
 ) -> None:
