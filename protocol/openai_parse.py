@@ -62,7 +62,7 @@ def parse_chat(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEF
 def parse_completion(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEFAULT_MAX_TOKENS) -> ChatRequest:
     """Read a body of POST /v1/completions; as `parse_chat`. The prompt is one text or one list of token ids."""
     fields = Fields(load_object(body))
-    for name, harmless in (("echo", (False,)), ("suffix", ("",)), ("best_of", (1,))):
+    for name, harmless in (("echo", (False,)), ("suffix", ("",)), ("best_of", (1,)), ("tools", ([],))):
         fields.only(name, harmless)
     wanted = fields.raw.get("logprobs")
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS, 0)
@@ -73,6 +73,7 @@ def parse_completion(body: bytes | Mapping[str, Any], *, default_max_tokens: int
         endpoint="completion",
         want_logprobs=wanted is not None,
         top_logprobs=top,
+        response_format=_response_format(fields.mapping("response_format")),
         **_shared(fields),
     )
 

@@ -195,6 +195,16 @@ async def test_a_response_format_needs_an_engine_that_can_be_held_to_it() -> Non
     assert refused["error"]["param"] == "response_format"
 
 
+async def test_plain_completions_keep_a_format_and_refuse_tools() -> None:
+    engine = says("{}", grammar=True)
+    async with door(engine) as client:
+        form = {"type": "json_object"}
+        await client.told("/v1/completions", {"model": "m", "prompt": "p", "response_format": form})
+        refused = await client.told("/v1/completions", {"model": "m", "prompt": "p", "tools": [TOOL]}, 400)
+    assert (engine.prepared[0].prompt, engine.prepared[0].sampling.json_schema) == ("p", {"type": "object"})
+    assert (refused["error"]["code"], refused["error"]["param"]) == ("unsupported_parameter", "tools")
+
+
 async def test_streams_have_the_headers_that_proxies_need() -> None:
     async with door(says("hello")) as client:
         reply = await client.ask("/v1/chat/completions", chat(stream=True))
