@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, seconds_weight, weighed_s
+from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, seconds_alone, weighed_s
 from split_models.planner import Proposal, exploration, explore_now, propose, slower_way, still_needed_s, worth_a_look
 from split_models.switch import Held, hold
 
@@ -308,7 +308,7 @@ def _outrun(cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], po
     held, device = proposal.of(cost.arm), proposal.of(DEVICE_ARM)
     if held is None or device is None or cost.arm.link is None or held.excluded or device.excluded:
         return False
-    if seconds_weight(policy) <= 0 or (policy.deadline_s is not None and device.predicted_s > policy.deadline_s):
+    if not seconds_alone(policy) or (policy.deadline_s is not None and device.predicted_s > policy.deadline_s):
         return False
     if held.predicted_s - held.link_s >= device.predicted_s:
         return False  # however fast the link is: that is for the switch to see

@@ -154,7 +154,7 @@ def _refused(entry: Ranked, device: Ranked, run_s: float, allowance_s: float, po
         return "hedging is off"
     if device.excluded or not isfinite(device.predicted_s) or run_s <= 0:
         return "the device cannot answer"
-    if seconds_weight(policy) <= 0:
+    if _seconds_weight(policy) <= 0:
         return "the objective does not weigh seconds"
     if allowance_s < run_s:
         return "the allowance is spent"
@@ -264,15 +264,21 @@ def _price(runs: float) -> float:
 
 def _other_cost_s(device: Ranked, policy: SplitPolicy) -> float:
     """What a start costs besides time (joules), in seconds of the objective."""
-    weight = seconds_weight(policy)
+    weight = _seconds_weight(policy)
     return max(0.0, device.objective / weight - device.predicted_s) if isfinite(device.objective) else inf
 
 
-def seconds_weight(policy: SplitPolicy) -> float:
+def _seconds_weight(policy: SplitPolicy) -> float:
     """Weight of seconds in the policy's objective; 1 where it weighs nothing that is known."""
     weights = policy.objective
     named = any(weights.get(name, 0.0) > 0 for name in ("seconds", "joules", "server_seconds"))
     return weights.get("seconds", 0.0) if named else 1.0
+
+
+def seconds_alone(policy: SplitPolicy) -> bool:
+    """Whether nothing but seconds is weighed: where joules count too, a slower arm may well be the better one."""
+    others = (policy.objective.get(name, 0.0) for name in ("joules", "server_seconds"))
+    return _seconds_weight(policy) > 0 and not any(weight > 0 for weight in others)
 
 
 def _seconds(value: float) -> float:
