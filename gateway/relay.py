@@ -171,7 +171,11 @@ class _Run:
         self._scope: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> _Run:
-        self._release = self.relay.ports.hold(self)
+        try:
+            self._release = self.relay.ports.hold(self)
+        except MidstreamError as err:
+            await self.end(err.code)  # nothing runs, but a reservation is held
+            raise
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -283,6 +287,8 @@ class _Run:
         lines = engine.relayed_lines(self.relay.request, self.answer.request.stop)
         async with aclosing(lines) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
+                if self.rest_s() <= 0:
+                    raise LinkTimeout("the request's deadline passed in the middle of the answer")
                 broken: MidstreamError | None = None
                 try:
                     held.extend(seen.feed(chunk))

@@ -208,3 +208,18 @@ async def test_a_house_that_stops_tells_its_relayed_streams(tmp_path: Path) -> N
         await house.stop()
         _, events, raw = await reading
         assert "error" in events[-1] and "[DONE]" not in raw
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_house_gives_back_what_it_reserved(tmp_path: Path, stream: bool) -> None:
+    async with providing(tmp_path, settings=GatewaySettings(max_concurrent=0, drain_s=0.2)) as house:
+        ask: Any = streamed if stream else whole
+        status, _, _ = await ask(house, "n=a")
+        assert status == 503 and house.ledgers[0].requests == 0
+        assert [done.status for done in house.done()] == ["over_capacity"]
+
+
+async def test_a_stream_ends_with_the_requests_deadline(tmp_path: Path) -> None:
+    async with providing(tmp_path, settings=GatewaySettings(deadline_s=0.3, drain_s=0.2)) as house:
+        _, events, raw = await streamed(house, "n=a tokens=500 rate=50")
+        assert events[-1]["error"]["code"] == "upstream_timeout" and "[DONE]" not in raw
