@@ -31,6 +31,7 @@ from benchmarks.fake_upstream import Ledger, serve_upstream
 from benchmarks.gateway_peers import (
     Ask,
     Running,
+    best_loop,
     installed_peers,
     start_litellm,
     start_ours,
@@ -270,6 +271,7 @@ def summary(found: Mapping[str, Series], notes: list[str]) -> tuple[dict[str, ob
         notes.append(f"{name}: {json.dumps(keys[name])}; rps ratio {spread(ratios)}")
     notes.append(f"rps {spread(ours.rps)}, direct {spread(direct.rps)}; p50 alone {spread(ours.p50_ms)} ms")
     notes += [f"{name} gave wrong answers, such as {s.example!r}" for name, s in found.items() if s.wrong]
+    notes.append(f"event loop of ours: {best_loop()} (uvloop is the extra fast; LiteLLM runs on it too)")
     notes.append(f"load average of the machine: {os.getloadavg()[0]:.1f} (the bench alone makes about 2)")
     return keys, notes
 

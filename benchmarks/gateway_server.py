@@ -29,6 +29,7 @@ from gateway.settings import GatewaySettings
 from gateway.sqlite_ledger import SqliteLedger
 from gateway.tenancy import Tenancy
 from gateway.tenant_store import SqliteTenants
+from links.event_loop import run_on
 from links.http_lean import LeanHttpLink
 from links.http_server import ServerLimits, serve
 from protocol.clock import wall_now
@@ -106,8 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--upstream", type=int, required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--event-loop", choices=("asyncio", "uvloop"), default="asyncio")
     options = parser.parse_args()
-    asyncio.run(run(options.upstream, options.state_dir))
+    run_on(options.event_loop, run(options.upstream, options.state_dir))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from cloud_stub.admin_client import AdminClient
 from cloud_stub.config import CoordinatorConfig, add_flags, flags_of, load_config, local_environment
 from cloud_stub.policy_files import form_of, remarks
+from links.event_loop import run_on
 from protocol.errors import ConfigError
 from protocol.held_folder import hold_folder
 
@@ -42,7 +43,7 @@ def coordinator(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     config = load_config(flags_of(options), local_environment())
     _log_to_stderr(config.log_level)
-    return asyncio.run(_run(config, options.json))
+    return run_on(config.event_loop, _run(config, options.json))
 
 
 def policy(argv: list[str]) -> int:

@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 
 from gateway.memory_settings import CacheKind, MemorySettings
 from gateway.providers import NO_PROVIDERS, Providers, read_providers
+from links.event_loop import LoopKind
 from links.webrtc_settings import WebRtcSettings, check
 from protocol.decode import decode_listing
 from protocol.errors import ConfigError, ProtocolError
@@ -99,6 +100,7 @@ class CoordinatorConfig:
     cache_threshold: float = 0.0
     conversations: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    event_loop: LoopKind = "asyncio"
     providers: Providers = NO_PROVIDERS
     source: str = field(default="defaults", eq=False)
 
@@ -334,6 +336,7 @@ _HELP = {
     "conversations": "keep the turns of requests that carry a conversation_id",
     "join_ttl_s": "seconds for which a join string can be used",
     "log_level": "debug, info, warning or error",
+    "event_loop": "asyncio, or uvloop where it is installed (extra fast)",
 }
 
 

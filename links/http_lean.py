@@ -10,6 +10,7 @@ import asyncio
 import ssl as ssl_module
 import time
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from links.http_wire import HttpWire
@@ -173,6 +174,10 @@ class LeanHttpLink:
         loop = asyncio.get_running_loop()
         where = f"{self._name} ({self._host}:{self._port})"
         context = self._context() if self._tls else None
+        # Other loops than asyncio's own try one address after the other.
+        eyeballs: dict[str, Any] = {}
+        if isinstance(loop, asyncio.BaseEventLoop):
+            eyeballs["happy_eyeballs_delay"] = OTHER_ADDRESS_AFTER_S
         try:
             async with asyncio.timeout(self._connect_s):
                 _, wire = await loop.create_connection(
@@ -180,7 +185,7 @@ class LeanHttpLink:
                     self._host,
                     self._port,
                     ssl=context,
-                    happy_eyeballs_delay=OTHER_ADDRESS_AFTER_S,
+                    **eyeballs,
                 )
         except TimeoutError as err:
             raise LinkTimeout(
