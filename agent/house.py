@@ -127,6 +127,7 @@ class House:
         self.webrtc.attach(self.control, self.device_id)
         memory = TextMemory(config.memory, config.state_dir / "text", store)
         limits = DoorLimits(config.state_dir, self.holder.current, self.emit, self.clock, wall_now)
+        self.emit.add(limits.heard)
         ways = (self.tensors.mount, text_mount(self.texts, memory, limits, self.holder.current, self.emit, self.clock))
         self.ways = tuple(self.gate.before(way) for way in ways)
         self.life.listen(self._on_life)

@@ -106,6 +106,13 @@ class FileAudit:
         if done.error is not None:
             raise done.error
 
+    def noted(self, who: str, action: str, subject: str, detail: Mapping[str, Any]) -> None:
+        """As `management`, for changes that cannot wait for the disk: on it a moment later, never dropped."""
+        fields = {"who": who, "action": action, "subject": subject, "detail": dict(detail)}
+        self._queue.append((self._wall().unix_s, "management", fields, None))
+        self._hurry.set()
+        self._wake.set()
+
     def close(self) -> None:
         """Write what waits, then let the folder go."""
         if self._thread.is_alive():

@@ -18,7 +18,7 @@ from gateway.sqlite_ledger import SqliteLedger
 from links.port import Mount
 from protocol.clock import Clock, WallClock
 from protocol.errors import MidstreamError
-from protocol.events import Emit
+from protocol.events import Emit, Event, PolicyJudged
 from protocol.policy import LimitsPolicy, Policy
 
 log = logging.getLogger("midstream.gateway.limits")
@@ -103,6 +103,12 @@ class DoorLimits:
         """As gateway.ports.Audit has it."""
         if self._audit is not None:
             self._audit.invocation(record)
+
+    def heard(self, event: Event) -> None:
+        """A listener: policies that the fleet's operator sent are changes of this door."""
+        if self._audit is not None and isinstance(event, PolicyJudged):
+            action = "policy.accept" if event.accepted else "policy.refuse"
+            self._audit.noted("fleet", action, str(event.version), {"code": event.code})
 
     def _tenant(self, name: str) -> Tenant:
         """The same object for as long as the policy's limits stay the same."""

@@ -17,8 +17,12 @@ from cloud_stub.authority import open_authority, read_admin_key
 from cloud_stub.config import CoordinatorConfig
 from cloud_stub.tenants import TenantHouse
 from engines.fakes_text import FakeTextEngine
+from gateway.audit import verify
+from gateway.context import LOCAL
 from gateway.door_limits import DoorLimits, limited
+from gateway.ledger import LedgerError
 from gateway.mount import GatewayPorts, build
+from gateway.ports import Estimate
 from gateway.prices import Price, check_price
 from gateway.quotas import Quota, Tenant
 from gateway.settings import GatewaySettings
@@ -28,7 +32,7 @@ from links.http_server import serve
 from links.port import Reply
 from protocol.clock import wall_now
 from protocol.errors import ConfigError
-from protocol.events import RecordingEmit
+from protocol.events import PolicyJudged, RecordingEmit
 from protocol.policy import LimitsPolicy, Policy
 
 JSON = {"content-type": "application/json"}
@@ -222,6 +226,37 @@ async def test_at_the_cap_the_device_answers_where_policy_says_so(door: Door, tm
         assert at.engine.prepared == []
         refused = await at.ask("paid")
         assert refused.status == 403 and "the cost cap is reached" in error(refused)["message"]
+
+
+async def test_policies_that_a_device_got_are_in_its_audit(tmp_path: Path) -> None:
+    limits = DoorLimits(tmp_path, Policy, RecordingEmit(), time.monotonic, wall_now)
+    judged = PolicyJudged(at_s=0.0, version=7, accepted=True, code="accepted")
+    limits.heard(judged)  # before it is open: nothing to write to, and no harm
+    await limits.start()
+    limits.heard(judged)
+    limits.heard(evolve(judged, version=6, accepted=False, code="older_version"))
+    await limits.stop()
+    found = verify(tmp_path / "audit")
+    assert (found.lines, found.fault) == (2, None)
+    (file,) = tmp_path.rglob("audit-*.jsonl")
+    first, second = (json.loads(line) for line in file.read_text().splitlines())
+    assert (first["who"], first["action"], first["subject"]) == ("fleet", "policy.accept", "7")
+    assert (second["action"], second["detail"]) == ("policy.refuse", {"code": "older_version"})
+
+
+async def test_a_disk_that_cannot_be_used_opens_a_door_without_limits_only(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("no folder")
+    estimate = Estimate("m", 1, 1)
+    for limit, admitted in ((None, True), (5.0, False)):
+        policy = Policy(limits=LimitsPolicy(usd_per_day=limit))
+        limits = DoorLimits(tmp_path, lambda policy=policy: policy, RecordingEmit(), time.monotonic, wall_now)  # type: ignore[misc]
+        await limits.start()
+        if admitted:
+            await (await limits.reserve(LOCAL, estimate)).release()
+        else:
+            with pytest.raises(LedgerError, match="not kept"):
+                await limits.reserve(LOCAL, estimate)
+        await limits.stop()
 
 
 def test_a_price_per_token_where_one_per_million_is_meant_is_refused() -> None:
