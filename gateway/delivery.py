@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from gateway.answer import Answer
 from gateway.settings import GatewaySettings
 from gateway.stops import Piece
+from gateway.surely import Once
 from gateway.wire import Wire
 from links.port import Response
 from protocol.errors import MidstreamError
@@ -43,6 +44,7 @@ class EventBody:
         self._pieces = answer.delivered()
         self._coming: asyncio.Task[Piece | None] | None = None
         self._begun = False
+        self._ending = Once()
         self._events = self._make()
 
     async def first(self, hold_s: float) -> None:
@@ -59,7 +61,10 @@ class EventBody:
         return await anext(self._events)
 
     async def aclose(self) -> None:
-        """Cancel whatever runs; idempotent."""
+        """Cancel whatever runs; idempotent, and done even if whoever waits for it is cancelled."""
+        await self._ending.run(self._close())
+
+    async def _close(self) -> None:
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()

@@ -23,6 +23,7 @@ from gateway.relay_plan import Relay
 from gateway.settings import GatewaySettings
 from gateway.spending import Charge, costs
 from gateway.stream import AnswerCut
+from gateway.surely import Once
 from gateway.targets import Target
 from gateway.wire import Wire
 from links.port import Response
@@ -104,6 +105,7 @@ class RelayBody:
         self._events = run.events()
         self._coming: asyncio.Task[bytes] | None = asyncio.create_task(run.uncut(_first(self._events)))
         self._over = False
+        self._ending = Once()
 
     def headers(self) -> Mapping[str, str]:
         """Of the response."""
@@ -138,7 +140,10 @@ class RelayBody:
             return self._wire.error(err)
 
     async def aclose(self) -> None:
-        """Hang up; idempotent."""
+        """Hang up; idempotent, and done even if whoever waits for it is cancelled."""
+        await self._ending.run(self._close())
+
+    async def _close(self) -> None:
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()
