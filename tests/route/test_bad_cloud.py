@@ -87,7 +87,9 @@ def done(one: House) -> Sequence[TextDone]:
     return [event for event in one.emit.events if isinstance(event, TextDone)]
 
 
-@pytest.mark.parametrize("way", ["dead", "slow", "lying", "cut"])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow) for way in ("dead", "lying")] + ["slow", "cut"]
+)
 async def test_a_chat_ends_with_a_complete_answer_and_one_line(way: str, device: LlamaServerEngine) -> None:
     """S1, S4, N1 with real parts; the slow one would send its first byte after 30 s."""
     kind: Way = "slow" if way == "dead" else way  # type: ignore[assignment]
