@@ -11,8 +11,9 @@ from typing import Literal
 
 from attrs import define
 
-from engines.port import Continuation, EngineLoad, SpokenContinuation, TextEngine
+from engines.port import Continuation, EngineLoad, TextEngine
 from engines.text_admission import Running, TextAdmission, Work
+from engines.wrapping import WrappedContinuation
 from protocol.chat import prompt_bytes
 from protocol.clock import Clock
 from protocol.errors import EngineError, Full, LinkTimeout
@@ -190,30 +191,15 @@ class _Turn:
     place: asyncio.Future[_Place]
 
 
-class QueuedContinuation:
+class QueuedContinuation(WrappedContinuation):
     """Gives its slot back when it is closed or its answer has ended. Tokens pass through as they are."""
 
     def __init__(self, inner: Continuation, place: _Place, clock: Clock, leave: Callable[[], None]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._place = place
         self._clock = clock
         self._leave = leave
         self._left = False
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
-
-    async def extend(self, tokens: Sequence[Token]) -> None:
-        await self._inner.extend(tokens)
-
-    def spoken(self) -> Token | None:
-        """The first token, if the engine has it."""
-        return self._inner.spoken() if isinstance(self._inner, SpokenContinuation) else None
 
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         return self._tokens(self._inner.start(at, ahead_tokens))

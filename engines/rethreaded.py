@@ -10,8 +10,9 @@ from contextlib import aclosing
 from itertools import pairwise
 from statistics import median
 
-from engines.port import Continuation, EngineLoad, SpokenContinuation, TextEngine
+from engines.port import Continuation, EngineLoad, TextEngine
 from engines.thread_choice import ThreadChoice
+from engines.wrapping import WrappedContinuation
 from protocol.clock import Clock
 from protocol.errors import EngineError, MidstreamError
 from protocol.text import TextCapabilities, TextRequest, Token
@@ -125,35 +126,17 @@ class RethreadedTextEngine:
                 _log.warning("the engine with %d threads does not start: %s", choice.threads, err)
 
 
-class RethreadedContinuation:
+class RethreadedContinuation(WrappedContinuation):
     """Notes when tokens were made."""
 
     def __init__(self, inner: Continuation, ended: Callable[[Sequence[float]], None]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._ended = ended
         self._times_s: list[float] = []
         self._over = False
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
-
-    async def extend(self, tokens: Sequence[Token]) -> None:
-        await self._inner.extend(tokens)
-
-    def spoken(self) -> Token | None:
-        """The first token, if the engine has it."""
-        return self._inner.spoken() if isinstance(self._inner, SpokenContinuation) else None
-
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         return self._tokens(self._inner.start(at, ahead_tokens), min(MOST_TOKENS, ahead_tokens))
-
-    def acknowledge(self, index: int) -> None:
-        self._inner.acknowledge(index)
 
     async def close(self) -> None:
         try:

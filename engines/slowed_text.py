@@ -14,8 +14,9 @@ from statistics import median
 from attrs import evolve
 
 from engines.port import Continuation, EngineLoad, TextEngine
+from engines.wrapping import WrappedContinuation, WrappedTextEngine
 from protocol.clock import Clock
-from protocol.text import TextCapabilities, TextRequest, Token
+from protocol.text import TextRequest, Token
 
 CLIP_RATIO = 2.0
 """A token counts as at most this many usual ones, so that a pause for credit is not slowed down too."""
@@ -25,7 +26,7 @@ REMEMBERED_TOKENS = 16
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class SlowedTextEngine:
+class SlowedTextEngine(WrappedTextEngine):
     """Prefill and each token of `engine` take `factor` (at least 1) times as long."""
 
     def __init__(
@@ -35,17 +36,14 @@ class SlowedTextEngine:
             raise ValueError("a slow-down factor is at least 1")
         self.factor = factor
         self.clock = clock
-        self._engine = engine
+        super().__init__(engine)
         self._sleep = sleep
-
-    async def capabilities(self) -> TextCapabilities:
-        return await self._engine.capabilities()
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         # What loads or probes the model at first use is not prefill.
-        await self._engine.capabilities()
+        await self._inner.capabilities()
         began_s = self.clock()
-        inner = await self._engine.prepare(request, deadline_s)
+        inner = await self._inner.prepare(request, deadline_s)
         try:
             await self.linger(self.clock() - began_s)
         except BaseException:
@@ -53,18 +51,9 @@ class SlowedTextEngine:
             raise
         return SlowedContinuation(self, inner)
 
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self._engine.tokenize(data)
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self._engine.embed(texts)
-
     def load(self) -> EngineLoad:
-        load = self._engine.load()
+        load = self._inner.load()
         return evolve(load, wait_s=load.wait_s * self.factor)
-
-    async def close(self) -> None:
-        await self._engine.close()
 
     async def linger(self, seconds: float) -> None:
         """Wait for what work of `seconds` takes longer here."""
@@ -76,20 +65,12 @@ class SlowedTextEngine:
             await self._sleep(left_s)
 
 
-class SlowedContinuation:
+class SlowedContinuation(WrappedContinuation):
     """Hands each token out when a machine `factor` times slower would have made it."""
 
     def __init__(self, engine: SlowedTextEngine, inner: Continuation) -> None:
+        super().__init__(inner)
         self._engine = engine
-        self._inner = inner
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         began_s = self._engine.clock()
@@ -98,12 +79,6 @@ class SlowedContinuation:
 
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         return self._slowed(self._inner.start(at, ahead_tokens))
-
-    def acknowledge(self, index: int) -> None:
-        self._inner.acknowledge(index)
-
-    async def close(self) -> None:
-        await self._inner.close()
 
     async def _slowed(self, tokens: AsyncIterator[Token]) -> AsyncIterator[Token]:
         engine, pace = self._engine, _Pace(self._engine.factor, self._engine.clock())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sqlite3
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from attrs import frozen
 
+from gateway.threaded_sqlite import ThreadedSqlite
 from protocol.clock import WallClock, wall_now
-from protocol.durable import open_sqlite
 from protocol.text import Message
 
 T = TypeVar("T")
@@ -90,16 +87,14 @@ def decode_turn(text: str) -> Message:
     return Message(role, content, name, tuple(calls), call_id)
 
 
-class SqliteConversations:
+class SqliteConversations(ThreadedSqlite):
     """One file, opened with its first use, in one thread of its own. All methods raise ConfigError when it cannot be
     used."""
 
     def __init__(self, file: Path, bounds: ConversationBounds | None = None, wall: WallClock = wall_now) -> None:
-        self._file = file
-        self._opened: sqlite3.Connection | None = None
+        super().__init__(file, _MIGRATIONS, "midstream-conversations")
         self._bounds = bounds or ConversationBounds()
         self._wall = wall
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="midstream-conversations")
 
     async def turns(self, tenant: str, conversation: str) -> tuple[Message, ...]:
         """See ConversationStore."""
@@ -117,25 +112,7 @@ class SqliteConversations:
         """See ConversationStore."""
         return await self._do(self._forget, tenant, conversation)
 
-    async def close(self) -> None:
-        """Idempotent."""
-        await self._do(self._shut)
-        self._thread.shutdown()
-
-    async def _do(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-
     # Below: the store's own thread only.
-
-    @property
-    def _db(self) -> sqlite3.Connection:
-        if self._opened is None:
-            self._opened = open_sqlite(self._file, _MIGRATIONS)
-        return self._opened
-
-    def _shut(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
 
     def _turns(self, tenant: str, conversation: str) -> tuple[Message, ...]:
         rows = self._db.execute(

@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from engines.port import Continuation, EngineLoad, TextEngine
+from engines.port import Continuation, TextEngine
+from engines.wrapping import WrappedContinuation, WrappedTextEngine
 from gateway.context import Caller
 from gateway.ports import Estimate, Limits, Reservation, Spent
 from gateway.spending import prompt_size
 from protocol.chat import ChatRequest
-from protocol.text import TextCapabilities, TextRequest, Token
+from protocol.text import TextRequest, Token
 
 Whose = Callable[[], Caller]
 """Who asks; raises NotAllowed when they may not any more."""
 
 
-class LimitedEngine:
+class LimitedEngine(WrappedTextEngine):
     """Everything but `prepare` goes to the engine as it is."""
 
     def __init__(self, inner: TextEngine, limits: Limits, whose: Whose) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._limits = limits
         self._whose = whose
-
-    async def capabilities(self) -> TextCapabilities:
-        return await self._inner.capabilities()
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         """Raises RateLimited, BudgetExceeded or TooLarge beside what the engine raises."""
@@ -44,9 +42,6 @@ class LimitedEngine:
             raise
         return _Limited(inner, reservation, len(request.prefix))
 
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self._inner.tokenize(data)
-
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
         """Vectors are reserved and charged by the size of their texts."""
         chat = ChatRequest("", "\n".join(texts), endpoint="embedding")
@@ -57,35 +52,18 @@ class LimitedEngine:
         finally:
             await reservation.settle(Spent(prompt_tokens=likely))
 
-    def load(self) -> EngineLoad:
-        return self._inner.load()
-
     async def close(self) -> None:
         """The engine is the house's; nothing is closed here."""
 
 
-class _Limited:
+class _Limited(WrappedContinuation):
     """A continuation that settles its reservation when it is closed."""
 
     def __init__(self, inner: Continuation, reservation: Reservation, prefix_tokens: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._reservation = reservation
         self._prefix_tokens = prefix_tokens
         self._made = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
-
-    def spoken(self) -> Token | None:
-        """As SpokenContinuation has it."""
-        spoken: Any = getattr(self._inner, "spoken", None)
-        found: Token | None = spoken() if spoken is not None else None
-        return found
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         self._prefix_tokens += len(tokens)
@@ -93,9 +71,6 @@ class _Limited:
 
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         return self._counted(self._inner.start(at, ahead_tokens))
-
-    def acknowledge(self, index: int) -> None:
-        self._inner.acknowledge(index)
 
     async def close(self) -> None:
         try:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from attrs import frozen
 
+from gateway.threaded_sqlite import ThreadedSqlite
 from protocol.clock import WallClock, wall_now
 from protocol.control_frames import Result
-from protocol.durable import open_sqlite
 
 T = TypeVar("T")
 
@@ -70,16 +67,14 @@ class ResultStore(Protocol):
     async def close(self) -> None: ...
 
 
-class SqliteResults:
+class SqliteResults(ThreadedSqlite):
     """One file, opened with its first use, in one thread of its own. Raises ConfigError when it cannot be used."""
 
     def __init__(self, file: Path, bounds: ResultBounds | None = None, wall: WallClock = wall_now) -> None:
-        self._file = file
+        super().__init__(file, _MIGRATIONS, "midstream-results")
         self._bounds = bounds or ResultBounds()
         self._wall = wall
-        self._opened: sqlite3.Connection | None = None
         self._kept = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="midstream-results")
 
     async def received(self, tenant: str, session: str) -> int:
         """See ResultStore."""
@@ -93,25 +88,7 @@ class SqliteResults:
         """See ResultStore."""
         return await self._do(self._results, tenant, session, after)
 
-    async def close(self) -> None:
-        """Idempotent."""
-        await self._do(self._shut)
-        self._thread.shutdown()
-
-    async def _do(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-
     # Below: the store's own thread only.
-
-    @property
-    def _db(self) -> sqlite3.Connection:
-        if self._opened is None:
-            self._opened = open_sqlite(self._file, _MIGRATIONS)
-        return self._opened
-
-    def _shut(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
 
     def _received(self, tenant: str, session: str) -> int:
         row = self._db.execute(

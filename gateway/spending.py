@@ -13,6 +13,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from engines.port import Continuation
+from engines.wrapping import WrappedContinuation
 from gateway.ports import Reservation
 from gateway.prices import most_prompt_tokens
 from gateway.targets import Target
@@ -180,34 +181,20 @@ def costs(target: Target) -> bool:
     return target.price_in > 0.0 or target.price_out > 0.0
 
 
-class PaidContinuation:
+class PaidContinuation(WrappedContinuation):
     """A continuation whose tokens and end are noted in its charge."""
 
     def __init__(self, spending: Spending, charge: Charge, inner: Continuation, resends: bool) -> None:
         self._spending = spending
+        super().__init__(inner)
         self._charge = charge
-        self._inner = inner
         self._resends = resends
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
 
     @property
     def usage(self) -> Usage | None:
         """The upstream's own count, once it has told it."""
         self._note_usage()
         return self._charge.usage
-
-    def spoken(self) -> Token | None:
-        """As SpokenContinuation has it."""
-        spoken: Any = getattr(self._inner, "spoken", None)
-        found: Token | None = spoken() if spoken is not None else None
-        return found
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         old = self._charge

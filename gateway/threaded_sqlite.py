@@ -1,0 +1,46 @@
+"""A SQLite file that is opened with its first use and touched by one thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protocol.durable import open_sqlite
+
+T = TypeVar("T")
+
+
+class ThreadedSqlite:
+    """Stores derive from it: their methods call `_do`, what they give to it uses `_db`.
+
+    All of them raise ConfigError when the file cannot be used.
+    """
+
+    def __init__(self, file: Path, migrations: Sequence[str], thread: str) -> None:
+        self._file = file
+        self._migrations = migrations
+        self._opened: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=thread)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        await self._do(self._shut)
+        self._thread.shutdown()
+
+    async def _do(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        """For the own thread only."""
+        if self._opened is None:
+            self._opened = open_sqlite(self._file, self._migrations)
+        return self._opened
+
+    def _shut(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
