@@ -240,9 +240,10 @@ class UpstreamProtocol(asyncio.Protocol):
 
     def _piece(self, script: Script, number: int) -> None:
         loop = asyncio.get_running_loop()
+        assert self._current is not None
         while True:
             if number == script.cut:
-                self._current = None
+                self._current.ended_s, self._current = time.monotonic(), None
                 self._transport.abort()
                 return
             if number == script.stall:
@@ -255,7 +256,6 @@ class UpstreamProtocol(asyncio.Protocol):
                 self._last(script)
                 return
             self._event(_piece_of(script, number))
-            assert self._current is not None
             self._current.pieces = number = number + 1
             if script.rate > 0:
                 self._timer = loop.call_later(1.0 / script.rate, self._piece, script, number)

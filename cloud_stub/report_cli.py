@@ -29,7 +29,7 @@ def report(argv: list[str]) -> int:
 def _report(options: argparse.Namespace) -> int:
     from gateway.audit import records
     from gateway.report import Prices, summarise
-    from gateway.report_page import as_csv, page, text
+    from gateway.report_page import as_csv, page, shadow_csv, text
 
     given = options.usd_per_million_in, options.usd_per_million_out
     prices = Prices(*(None if price is None else price * PER_MILLION for price in given))
@@ -44,6 +44,9 @@ def _report(options: argparse.Namespace) -> int:
         _write(options.out / "report.html", page(found, prices))
         _write(options.out / "report.csv", as_csv(found))
         print(f"written: {options.out / 'report.html'}, {options.out / 'report.csv'}")
+        if found.shadow.total.requests:
+            _write(options.out / "shadow.csv", shadow_csv(found))
+            print(f"written: {options.out / 'shadow.csv'}")
     return 0
 
 

@@ -24,6 +24,8 @@ from attrs import define, field, frozen
 
 from gateway.audit_chain import MAX_LINE_BYTES, Checked, Head, check, link, read
 from gateway.ports import Invocation
+from gateway.shadow_measure import Difference
+from gateway.shadow_measure import fields_of as difference_fields
 from protocol.clock import WallClock
 from protocol.durable import disk_error
 from protocol.errors import ConfigError
@@ -88,10 +90,17 @@ class FileAudit:
 
     def invocation(self, record: Invocation) -> None:
         """Takes about a microsecond; never waits, never raises."""
+        self._put("invocation", record)
+
+    def shadow(self, difference: Difference) -> None:
+        """As `invocation`."""
+        self._put("shadow", difference)
+
+    def _put(self, kind: str, record: Invocation | Difference) -> None:
         if len(self._queue) >= self._bounds.queue_records:
             self._dropped += 1
             return
-        self._queue.append((self._wall().unix_s, "invocation", record, None))
+        self._queue.append((self._wall().unix_s, kind, record, None))
         if not self._wake.is_set():
             self._wake.set()
 
@@ -145,7 +154,7 @@ class FileAudit:
                 at_s, kind, record, done = self._queue.popleft()
                 if done is not None:
                     waiting.append(done)
-                self._add(kind, at_s, fields_of(record) if isinstance(record, Invocation) else record)
+                self._add(kind, at_s, _document(record))
             self._commit()
         except OSError as err:
             error = disk_error(err, self.folder)
@@ -210,6 +219,12 @@ class FileAudit:
             os.fdatasync(file.fileno())
             whole_bytes += len(line)
         return file, whole_bytes, head
+
+
+def _document(record: Invocation | Difference | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(record, Invocation):
+        return fields_of(record)
+    return difference_fields(record) if isinstance(record, Difference) else record
 
 
 def fields_of(record: Invocation) -> dict[str, Any]:

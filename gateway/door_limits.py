@@ -14,6 +14,7 @@ from gateway.ledger import LedgerError
 from gateway.metering import MeteredLimits
 from gateway.ports import Estimate, FreeReservation, Invocation, Reservation
 from gateway.quotas import Quota, Tenant
+from gateway.shadow_measure import Difference
 from gateway.sqlite_ledger import SqliteLedger
 from links.port import Mount
 from protocol.clock import Clock, WallClock
@@ -109,6 +110,11 @@ class DoorLimits:
         if self._audit is not None and isinstance(event, PolicyJudged):
             action = "policy.accept" if event.accepted else "policy.refuse"
             self._audit.noted("fleet", action, str(event.version), {"code": event.code})
+
+    def shadow(self, difference: Difference) -> None:
+        """As gateway.ports.Audit has it."""
+        if self._audit is not None:
+            self._audit.shadow(difference)
 
     def _tenant(self, name: str) -> Tenant:
         """The same object for as long as the policy's limits stay the same."""

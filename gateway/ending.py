@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -46,7 +46,10 @@ class Made:
 
 @frozen
 class Ending:
-    """The steps after the answer, for one request that was admitted. `cached`: the answer came out of the cache."""
+    """The steps after the answer, for one request that was admitted.
+
+    cached: the answer came out of the cache. shadow: told of the answer, where the other path is to be asked too.
+    """
 
     ports: GatewayPorts
     request_id: str
@@ -61,6 +64,7 @@ class Ending:
     targets: Mapping[str, Target]
     cached: bool
     saved_tokens: int
+    shadow: Callable[[Made, Spent], None] | None = None
 
     async def run(self, made: Made) -> None:
         """Once, whatever became of the answer."""
@@ -72,6 +76,8 @@ class Ending:
             await self.ports.cache.store(self.key, kept)
         await self.ports.conversations.closed(self.caller, self.asked, made.shown, finish, _maker(made))
         self.ports.audit.invocation(self._record(made, spent))
+        if self.shadow is not None and not self.cached:
+            self.shadow(made, spent)
 
     def _spent(self, made: Made) -> Spent:
         if self.cached:

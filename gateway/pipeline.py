@@ -22,6 +22,7 @@ from gateway.kept import KeptAnswer
 from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Findings, Reservation, Routed, Signals
 from gateway.relay_plan import Relay, RelayPorts, Running, relay_of
 from gateway.settings import GatewayPorts, GatewaySettings
+from gateway.shadow import Case, Shadows
 from gateway.spending import Spending, most_money, prompt_size
 from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView, offered
@@ -67,6 +68,7 @@ class TextWay:
         self._flights: Flights[bytes] = Flights()
         self._running: dict[int, Running] = {}
         self._stopping = False
+        self.shadows = Shadows(ports, settings, self.board, self.able, self.capable, self._tells_calls)
         self.dispatcher = Dispatcher(
             Plans(self._lengths.mean_tokens),
             self.views,
@@ -131,6 +133,9 @@ class TextWay:
             targets={target.name: target for target in targets},
             cached=kept is not None,
             saved_tokens=compressed.saved_tokens,
+            shadow=self.shadows.of(Case(context.id, sized, caller, routed, findings, policy))
+            if policy.routing.shadow.share > 0
+            else None,
         )
         return Answer(
             context,
@@ -412,6 +417,7 @@ class TextWay:
         """Take nothing new, let running answers end for `drain_s`, then cut the rest with an error that says so."""
         self._stopping = True
         self.ports.router.close()
+        await self.shadows.stop()
         await self._ended(self.settings.drain_s)
         for running in tuple(self._running.values()):
             await running.abort("this process is stopping")

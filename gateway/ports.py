@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from attrs import evolve, field, frozen
 
 from gateway.context import LOCAL, Caller, Constraints, constraints_of
+from gateway.shadow_measure import Difference
 from gateway.targets import TargetView
 from protocol.chat import ChatRequest
 from protocol.errors import NotAllowed
@@ -310,6 +311,10 @@ class Audit(Protocol):
 
     def invocation(self, record: Invocation) -> None: ...
 
+    def shadow(self, difference: Difference) -> None:
+        """How far the other path's answer lay from the one that was delivered."""
+        ...
+
 
 class OpenKeys:
     """Everybody is the local client: for a front door on loopback, or behind a guard of its own."""
@@ -394,4 +399,7 @@ class NoAudit:
     """Keeps no records; the events still go out."""
 
     def invocation(self, record: Invocation) -> None:
+        """Nothing is kept."""
+
+    def shadow(self, difference: Difference) -> None:
         """Nothing is kept."""

@@ -14,6 +14,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from gateway.report_shadow import ShadowReport
+
 HOUR_S = 3600.0
 MAX_TTFTS = 200_000
 """TTFTs kept for quantiles; a longer log counts on in sums."""
@@ -74,16 +76,14 @@ class Report:
     handed_over: int = 0
     redacted: int = 0
     local_only: int = 0
-    shadows: int = 0
-    shadows_alike: int = 0
+    shadow: ShadowReport = field(factory=ShadowReport)
     ttfts_s: list[float] = field(factory=list)
     periods: dict[int, Period] = field(factory=dict)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """One line of the audit; lines of other kinds than `invocation` and `shadow` are passed over."""
-        if row.get("kind") == "shadow":
-            self.shadows += 1
-            self.shadows_alike += bool(row.get("alike"))
+        if row.get("kind") == "shadow" and "too_long" not in row:
+            self.shadow.add(row)
         if row.get("kind") != "invocation" or "too_long" in row:
             return
         self.requests += 1
@@ -187,8 +187,9 @@ class Report:
             "compression_saved_tokens": self.saved_tokens,
             "redacted_ratio": _ratio(self.redacted, self.requests),
             "local_only_ratio": _ratio(self.local_only, self.requests),
-            "shadow_requests": self.shadows,
-            "shadow_agreement_ratio": _ratio(self.shadows_alike, self.shadows),
+            "shadow_requests": self.shadow.total.requests,
+            "shadow_agreement_ratio": self.shadow.total.alike_ratio,
+            "shadow_cost_usd": self.shadow.total.other.usd,
         }
 
 

@@ -9,6 +9,7 @@ from html import escape
 from time import gmtime, strftime
 
 from gateway.report import Period, Prices, Report, series
+from gateway.report_shadow import COLUMNS
 
 WIDTH, HEIGHT, MARGIN = 720, 180, 40
 BARS = 20
@@ -37,7 +38,8 @@ TITLES = {
     "redacted_ratio": "sent with placeholders",
     "local_only_ratio": "kept on this machine",
     "shadow_requests": "requests asked twice (shadow)",
-    "shadow_agreement_ratio": "of these, answered alike",
+    "shadow_agreement_ratio": "of those that both paths answered, alike",
+    "shadow_cost_usd": "cost of second answers (not in the cost above), $",
 }
 
 
@@ -61,6 +63,7 @@ def page(report: Report, prices: Prices) -> str:
         _bars("Requests by level of routing", report.by_level),
         _bars("How requests ended", report.ended),
         _bars("Private values found", report.found),
+        _differences(report),
         "</html>\n",
     ]
     return "\n".join(parts)
@@ -78,8 +81,24 @@ def as_csv(report: Report) -> str:
 
 
 def text(report: Report, prices: Prices) -> list[str]:
-    """The headline for a terminal."""
-    return [f"{TITLES[name]:52} {_number(name, value)}" for name, value in report.headline(prices).items()]
+    """The headline for a terminal, and what shadows showed."""
+    lines = [f"{TITLES[name]:52} {_number(name, value)}" for name, value in report.headline(prices).items()]
+    rows = [[_cell(name, row[name]) for name in COLUMNS] for row in report.shadow.rows()]
+    if not rows:
+        return lines
+    table = [list(COLUMNS), *rows]
+    widths = [max(len(row[place]) for row in table) for place in range(len(COLUMNS))]
+    shown = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+    return [*lines, "", "old path and other path (shadow):", *shown]
+
+
+def shadow_csv(report: Report) -> str:
+    """The difference report, one row per intent, level and model, with a header."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(report.shadow.rows())
+    return out.getvalue()
 
 
 def _when(unix_s: float) -> str:
@@ -97,6 +116,21 @@ def _number(name: str, value: float | int | None) -> str:
 def _table(headline: Mapping[str, float | int | None]) -> str:
     rows = (f"<tr><td>{TITLES[name]}<td class=n>{_number(name, value)}" for name, value in headline.items())
     return f"<table>{''.join(rows)}</table>"
+
+
+def _differences(report: Report) -> str:
+    """Both paths side by side; empty without shadows."""
+    rows = report.shadow.rows()
+    if not rows:
+        return ""
+    head = "".join(f"<th>{name}" for name in COLUMNS)
+    cells = ("".join(f"<td>{escape(_cell(name, row[name]))}" for name in COLUMNS) for row in rows[:BARS])
+    body = "".join(f"<tr>{row}" for row in cells)
+    return f"<h2>Old path and other path (shadow)</h2><table><tr>{head}{body}</table>"
+
+
+def _cell(name: str, value: str | float | int | None) -> str:
+    return value if isinstance(value, str) else _number(name, value)
 
 
 def _lines(title: str, periods: Sequence[Period], curves: Mapping[str, Callable[[Period], float | int | None]]) -> str:

@@ -246,6 +246,20 @@ class BudgetAlert(Event):
     budget_usd: float
 
 
+@frozen(kw_only=True)
+class Shadowed(Event):
+    """A request was drawn to be asked of the other path too. skipped: nobody could be asked, or bounds said no.
+
+    similarity_ratio: words in common of both answers, where there are two.
+    """
+
+    request_id: str
+    model: str
+    target: str
+    outcome: Literal["alike", "different", "failed", "skipped"]
+    similarity_ratio: float | None = None
+
+
 Emit = Callable[[Event], None]
 
 

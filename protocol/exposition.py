@@ -23,6 +23,7 @@ from protocol.events import (
     PolicyJudged,
     QueueSampled,
     RegimeChosen,
+    Shadowed,
     SourceLost,
     TensorDone,
     TextDelivered,
@@ -57,6 +58,7 @@ _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_prompt_tokens_total": ("counter", "Prompt tokens of finished text requests."),
     "midstream_queue_outcomes_total": ("counter", "Admission decisions of the bounded executors."),
     "midstream_limit_refusals_total": ("counter", "Requests that a tenant's limit refused, by tenant and limit."),
+    "midstream_shadow_requests_total": ("counter", "Requests drawn to be asked of the other path too, by outcome."),
     "midstream_budget_spent_ratio": ("gauge", "Share of a tenant's budget that was told as spent last, by window."),
     "midstream_transfer_bytes_total": ("counter", "Bytes moved over links."),
     "midstream_transfer_seconds_total": ("counter", "Seconds that transfers spent on the wire."),
@@ -102,6 +104,7 @@ class Exposition:
             PolicyJudged: self._policy_judged,
             LimitHit: self._limit_hit,
             BudgetAlert: self._budget_alert,
+            Shadowed: self._shadowed,
         }
 
     def __call__(self, event: Event) -> None:
@@ -215,6 +218,9 @@ class Exposition:
 
     def _limit_hit(self, event: LimitHit) -> None:
         self._count("midstream_limit_refusals_total", {"tenant": event.tenant, "limit": event.dimension})
+
+    def _shadowed(self, event: Shadowed) -> None:
+        self._count("midstream_shadow_requests_total", {"model": event.model, "outcome": event.outcome})
 
     def _budget_alert(self, event: BudgetAlert) -> None:
         labels = {"tenant": event.tenant, "window": event.window}

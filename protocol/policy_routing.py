@@ -117,6 +117,22 @@ class IntentRouting:
 
 
 @frozen
+class ShadowRouting:
+    """Requests that are asked of the other path too, after they were answered; nobody sees the second answer.
+
+    share: of requests that may go both ways (0: off). concurrent: such second requests at once. usd_per_day: what they
+    may cost in a UTC day, in each process; the tenant's own budgets hold as well. deadline_s: of one.
+    alike_ratio: two answers with this share of words in common count as alike.
+    """
+
+    share: float = 0.0
+    concurrent: int = 2
+    usd_per_day: float = 1.0
+    deadline_s: float = 60.0
+    alike_ratio: float = 0.5
+
+
+@frozen
 class RoutingPolicy:
     """Which sides may answer text, and which one is asked first.
 
@@ -126,6 +142,7 @@ class RoutingPolicy:
     plugins: entry points of the group `midstream.routers` that may decide, asked in this order before the rules, each
     within plugin_deadline_s. tools_in_cloud: requests with tools go to the cloud where no rule says otherwise; small
     models write calls badly. Rules, plugins and thresholds choose for `model: "auto"`; a named model stays.
+    shadow: requests that go both ways, to compare.
     """
 
     targets: tuple[str, ...] = ("device", "cloud")
@@ -139,6 +156,7 @@ class RoutingPolicy:
     plugins: tuple[str, ...] = ()
     plugin_deadline_s: float = 0.005
     tools_in_cloud: bool = True
+    shadow: ShadowRouting = field(factory=ShadowRouting)
 
 
 def is_edge(target: str) -> bool:
@@ -191,6 +209,7 @@ def check_routing(routing: RoutingPolicy) -> None:
     if unknown is not None:
         raise _wrong(f"models.{unknown[:32]}", "must be `edge` or `cloud`")
     _check_lifts(routing.dynamic.budget_lifts)
+    _check_shadow(routing.shadow)
 
 
 def _check_rule(routing: RoutingPolicy, rule: RouteRule, path: str) -> None:
@@ -201,6 +220,15 @@ def _check_rule(routing: RoutingPolicy, rule: RouteRule, path: str) -> None:
     most = rule.when.max_prompt_tokens
     if rule.when.min_prompt_tokens < 0 or (most is not None and most < rule.when.min_prompt_tokens):
         raise _wrong(f"{path}.when.max_prompt_tokens", "must be at least min_prompt_tokens, and neither below 0")
+
+
+def _check_shadow(shadow: ShadowRouting) -> None:
+    for name, low, high in (
+        ("share", 0, 1), ("concurrent", 1, 64), ("usd_per_day", 0, 1e6), ("deadline_s", 0.1, 3600),
+        ("alike_ratio", 0, 1),
+    ):  # fmt: skip
+        if not low <= getattr(shadow, name) <= high:
+            raise _wrong(f"shadow.{name}", f"is {getattr(shadow, name):g}, must be {low:g} to {high:g}")
 
 
 def _check_lifts(lifts: tuple[BudgetLift, ...]) -> None:

@@ -19,13 +19,22 @@ from gateway.audit import FileAudit
 from gateway.context import Caller
 from gateway.ports import Findings, Invocation, Span, Spent
 from gateway.report import MAX_NAMES, Prices, series, summarise
-from gateway.report_page import as_csv, page, text
+from gateway.report_page import as_csv, page, shadow_csv, text
+from gateway.report_shadow import MAX_ROWS
 from protocol.clock import WallTime
 
 ROW: dict[str, Any] = {
     "kind": "invocation", "at_s": 7200.0, "tenant": "acme", "model": "m", "status": "ok", "level": "rules", "found": {},
     "redacted": False, "local_only": False, "cached": False, "saved_tokens": 0, "prompt_tokens": 100,
     "completion_tokens": 50, "cached_tokens": 0, "usd": 0.0, "sides": [["device", 50]], "ttft_s": 0.2, "total_s": 1.0,
+}  # fmt: skip
+SIDE = {
+    "target": "device", "model": "m", "status": "ok", "finish": "stop", "chars": 9, "tokens": 50, "calls": [],
+    "ttft_s": 0.2, "total_s": 1.0, "usd": 0.0,
+}  # fmt: skip
+SHADOW: dict[str, Any] = {
+    "kind": "shadow", "at_s": 1.0, "intent": "qa", "level": "rules", "similarity_ratio": 0.7, "alike": True,
+    "old": SIDE, "other": SIDE | {"target": "cloud", "model": "big", "usd": 0.02, "ttft_s": 0.6},
 }  # fmt: skip
 PAID = ROW | {"usd": 0.03, "sides": [["openai", 50]], "ttft_s": 0.6}
 
@@ -38,8 +47,9 @@ def test_the_headline_of_a_small_log() -> None:
         PAID | {"sides": [["device", 20], ["openai", 30]], "usd": 0.02, "at_s": 11_000.0},
         ROW | {"status": "stream_lost", "sides": [], "completion_tokens": 0, "ttft_s": None, "at_s": 11_000.0},
         {"kind": "management", "at_s": 1.0, "who": "x"},
-        {"kind": "shadow", "at_s": 1.0, "alike": True},
-        {"kind": "shadow", "at_s": 1.0, "alike": False},
+        SHADOW,
+        SHADOW | {"alike": False, "similarity_ratio": 0.1},
+        SHADOW | {"alike": False, "similarity_ratio": None, "other": SHADOW["other"] | {"status": "engine_crashed"}},
     ]
     found = summarise(rows).headline(Prices())
     assert found["requests"] == 5
@@ -49,7 +59,8 @@ def test_the_headline_of_a_small_log() -> None:
     assert found["saved_ratio"] == pytest.approx(1 - 0.05 / 0.11)
     assert found["mean_ttft_s"] == pytest.approx((0.2 + 0.6 + 0.0 + 0.6) / 4)
     assert (found["cache_hit_ratio"], found["handed_over_ratio"], found["failed_ratio"]) == (0.2, 0.2, 0.2)
-    assert (found["shadow_requests"], found["shadow_agreement_ratio"]) == (2, 0.5)
+    assert (found["shadow_requests"], found["shadow_agreement_ratio"]) == (3, 0.5)
+    assert found["shadow_cost_usd"] == pytest.approx(0.06)
 
 
 def test_given_prices_stand_in_for_what_was_never_paid() -> None:
@@ -135,3 +146,26 @@ def test_the_command_reads_a_real_audit(tmp_path: Path, capsys: pytest.CaptureFi
     assert "email" in (tmp_path / "out" / "report.html").read_text()
     assert (tmp_path / "out" / "report.csv").read_text().count("\n") == 2
     assert report_command(["--folder", str(tmp_path / "audit"), "--since", "1d", "--json"]) == 0
+
+
+def test_both_paths_stand_side_by_side_by_intent_level_and_model() -> None:
+    found = summarise([SHADOW, SHADOW | {"alike": False, "similarity_ratio": None}, SHADOW | {"intent": None}])
+    first, second = found.shadow.rows()
+    assert (first["intent"], first["level"], first["model"], first["requests"]) == ("qa", "rules", "m", 2)
+    assert (first["failed"], first["alike_ratio"], first["similarity_ratio"]) == (1, 1.0, 0.7)
+    assert (first["old_ttft_s"], first["other_ttft_s"], first["other_usd"]) == pytest.approx((0.2, 0.6, 0.04))
+    assert (second["intent"], second["requests"]) == ("unknown", 1)
+    assert [row["intent"] for row in csv.DictReader(io.StringIO(shadow_csv(found)))] == ["qa", "unknown"]
+    assert "other_ttft_s" in page(found, Prices()) and any("unknown" in line for line in text(found, Prices()))
+
+
+def test_without_shadows_there_is_no_table_of_them() -> None:
+    found = summarise([ROW])
+    assert "shadow)" not in page(found, Prices()).split("</table>", 1)[1]
+    assert not any("other path (shadow)" in line for line in text(found, Prices()))
+
+
+def test_groups_of_shadows_are_bounded() -> None:
+    found = summarise(SHADOW | {"intent": f"i{number}"} for number in range(3 * MAX_ROWS))
+    assert len(found.shadow.groups) == MAX_ROWS + 1
+    assert found.shadow.total.requests == 3 * MAX_ROWS
