@@ -51,14 +51,14 @@ class DoorLimits:
         self._audit: FileAudit | None = None
         self._metered: MeteredLimits | None = None
         self._opened = asyncio.Event()
+        self._opening: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Open what is on disk; requests that came before wait for it."""
-        try:
-            self._ledger = await asyncio.to_thread(SqliteLedger, self._folder / "ledger", self._wall)
-            self._audit = await asyncio.to_thread(FileAudit, self._folder / "audit", self._wall, DEVICE_AUDIT)
-        except MidstreamError as err:
-            self.why = f"limits and audit are not kept: {err.message}; {err.next_step}"
+        # A start that is cancelled must not leave files open that nobody knows of: stop() waits for the thread.
+        self._opening = asyncio.get_running_loop().run_in_executor(None, self._open)
+        await asyncio.shield(self._opening)
+        if self.why:
             log.warning("%s", self.why)
         if self._ledger is not None:
             self._metered = MeteredLimits(
@@ -68,9 +68,19 @@ class DoorLimits:
             await self._metered.start()
         self._opened.set()
 
+    def _open(self) -> None:
+        """In a thread: it waits for the disk."""
+        try:
+            self._ledger = SqliteLedger(self._folder / "ledger", self._wall)
+            self._audit = FileAudit(self._folder / "audit", self._wall, DEVICE_AUDIT)
+        except MidstreamError as err:
+            self.why = f"limits and audit are not kept: {err.message}; {err.next_step}"
+
     async def stop(self) -> None:
         """After the last request: give back what is not used, write what waits."""
         self._opened.clear()
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
         metered, self._metered = self._metered, None
         ledger, self._ledger = self._ledger, None
         audit, self._audit = self._audit, None
