@@ -191,7 +191,7 @@ class TextSide:
         except MidstreamError as err:
             self._health.warn("text_model", f"{self._config.text_model}: {err.message}", err.next_step)
             return
-        self._weights = weights_of(self._store.entry(self._config.text_model))
+        self._weights = self._named_weights(self._config.text_model)
         self._parameters = await asyncio.to_thread(_parameters, self._file(self._config.text_model))
         for peer in (self._peer, *self._at_cloud.values()):
             peer.vocabulary = capabilities.vocabulary
@@ -305,6 +305,13 @@ class TextSide:
                 budget_s=PROBE_BUDGET_S * config.slowdown,
             )
         ]
+
+    def _named_weights(self, model: str) -> str:
+        """Empty for a model that no store here knows: a server of its own serves it."""
+        try:
+            return weights_of(self._store.entry(model))
+        except MidstreamError:
+            return ""
 
     def digests(self) -> frozenset[str]:
         """What those are measured of."""
