@@ -26,7 +26,8 @@ lint: ## ruff, mypy --strict, import contracts
 
 bench: ## every figure of the README, quick by default (BENCH_ARGS= for full runs)
 	@.ci/setup.sh test
-	@for b in queue_incident text_overhead footprint planner estimator transports gateway; do \
+	@for b in queue_incident text_overhead footprint planner estimator transports wire split_switch split_burst split_replay \
+	  dispatch_plan disco_replay handoff cancel gateway routing routing_quality semantic_cache limits_flood soak; do \
 	  echo "== $$b"; .venv/bin/python -m benchmarks.$$b --json build/$$b.json $(BENCH_ARGS) || exit 1; done
 
 wheel: ## build the wheel and the source archive into dist/
