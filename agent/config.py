@@ -67,6 +67,7 @@ class AgentConfig:
     text_stands_in_for: tuple[str, ...] = ()
     text_threads: int = 0
     text_url: str | None = None
+    otel_endpoint: str | None = None
     text_key: str | None = field(default=None, repr=False)
     context_tokens: int = 2048
     slowdown: float = 1.0

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,24 +34,6 @@ NAMES: Mapping[type[Event], str] = {
     RegimeChosen: "regime",
 }
 """The events that go to `--events` and to `--json`, by their name there; a lost cloud is `cloud_lost`."""
-
-
-class Fanout:
-    """An Emit that calls every listener; a listener that fails is logged once and dropped."""
-
-    def __init__(self, listeners: Sequence[Emit] = ()) -> None:
-        self._listeners = list(listeners)
-
-    def add(self, listener: Emit) -> None:
-        self._listeners.append(listener)
-
-    def __call__(self, event: Event) -> None:
-        for listener in tuple(self._listeners):
-            try:
-                listener(event)
-            except Exception:  # whoever emits must not suffer from whoever listens
-                log.exception("an event listener failed and is dropped")
-                self._listeners.remove(listener)
 
 
 class LineWriter:

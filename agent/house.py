@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import time
@@ -21,7 +22,6 @@ from agent.compose_webrtc import WebRtcSide
 from agent.config import AgentConfig, PolicyBounds
 from agent.console import Voice
 from agent.device_class import DeviceClassing
-from agent.emitting import Fanout
 from agent.gate import Gate
 from agent.health import Health
 from agent.host import Host
@@ -47,7 +47,9 @@ from engines.store import ModelStore
 from gateway.door_limits import DoorLimits
 from gateway.memory import TextMemory
 from gateway.providers import Providers
+from gateway.request_log import log_requests
 from links.http_server import RunningServer
+from links.otlp import open_spans
 from netprobe.probe import LinkProbe, UnderWay
 from profiles.benchmark import Probe, decode_benchmark
 from profiles.idle import CpuIdle
@@ -58,7 +60,9 @@ from protocol.device import Measured
 from protocol.durable import read_durable
 from protocol.errors import LinkError, MidstreamError
 from protocol.exposition import Exposition
+from protocol.fanout import Fanout
 from protocol.pulse import Pulse
+from protocol.spans import SpanFold
 
 log = logging.getLogger("midstream.agent")
 
@@ -91,7 +95,7 @@ class House:
         self.metrics = Exposition()
         self.counters = Counters()
         self.queues = QueueWatch(self.health, self.metrics, CpuIdle().ratio, self.clock)
-        self.emit = Fanout([self.metrics, self.counters, self.queues.depths, console.emit])
+        self.emit = Fanout([self.metrics, self.counters, self.queues.depths, console.emit, log_requests])
         self.host = Host(bridge, self.health, self._on_pace) if bridge is not None else None
         self.gate = Gate(self.host.hold_awake) if self.host is not None else Gate()
         self._pauses: set[str] = set()
@@ -100,6 +104,9 @@ class House:
         store = ModelStore(config.models_dir, load_catalogue(config.models_dir / "catalogue.toml"))
         identity = IdentityStore(config.identity_dir, self.host.key(config.state_dir) if self.host else None)
         self.device_id = identity.device_id(config.device_id, socket.gethostname())
+        self._spans = open_spans(config.otel_endpoint, "midstream-agent", self.device_id, self.clock, wall_now)
+        if self._spans is not None:
+            self.emit.add(SpanFold(self._spans, os.urandom))
         keys: dict[str, bytes] = {}
         labels = self._labels = dict(config.labels)
         self.probe = LinkProbe(self.clock)
@@ -394,6 +401,8 @@ class House:
         await self.cloud.close()
         await self.webrtc.close()
         await self.links.keep()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
         if self.host is not None:
             await self.host.close()
 

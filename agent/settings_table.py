@@ -152,6 +152,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("text_stands_in_for", _names, "stronger models it may answer for, where dispatch.weaker_model consents"),
     Setting("text_threads", _whole(0, 256), "threads for text; 0: decided from the cores"),
     Setting("text_url", _text, "base URL of an OpenAI-compatible server, for text_engine openai_compat"),
+    Setting("otel_endpoint", _text, "OpenTelemetry collector for traces, http(s)://HOST:4318 (extra otel); none: none"),
     Setting("text_key", _key, "API key of the server at text_url", secret=True),
     Setting("context_tokens", _whole(64, 1 << 20), "context of the text model in tokens"),
     Setting("slowdown", _real(1.0, 1000.0), "declared slow-down factor of this device's engines, for demonstrations"),

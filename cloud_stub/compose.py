@@ -38,10 +38,12 @@ from cloud_stub.tenants_admin import TenantsApi
 from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
 from gateway.memory import TextMemory
+from gateway.request_log import log_requests
 from links.http_server import RunningServer, ServerLimits, serve
 from links.mdns import ZeroconfBrowser
 from links.mqtt import MqttChannel
 from links.mqtt_settings import MqttSettings
+from links.otlp import open_spans
 from links.tls import client_context, server_context
 from profiles.idle import CpuIdle
 from protocol.clock import WallClock, wall_now
@@ -49,6 +51,8 @@ from protocol.documents import CoordinatorInfo, CoordinatorState
 from protocol.durable import remove_durable, write_durable
 from protocol.errors import ConfigError
 from protocol.exposition import Exposition
+from protocol.fanout import Fanout
+from protocol.spans import SpanFold
 from protocol.topics import MAX_PAYLOAD_BYTES
 from protocol.trust import JoinToken, encode_join
 
@@ -68,6 +72,7 @@ class CoordinatorHouse:
         self.config = config
         self.metrics = Exposition()
         self.queues = QueueWatch(self.metrics, CpuIdle().ratio, time.monotonic)
+        self._answered = Fanout([self.metrics, log_requests])
         self.addresses: tuple[str, ...] = ()
         self.broker_port = 0
         self.port = 0
@@ -179,6 +184,10 @@ class CoordinatorHouse:
 
     def _open_ways(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
+        spans = open_spans(config.otel_endpoint, "midstream-coordinator", config.fleet, self._clock, self._wall)
+        if spans is not None:
+            stack.push_async_callback(asyncio.to_thread, spans.close)
+            self._answered.add(SpanFold(spans, os.urandom))
         self.store = ServedStore(config.models_dir, load_catalogue(), self._wanted)
         engines, why = open_engines(config, self.store, self.queues)
         if why:
@@ -195,7 +204,7 @@ class CoordinatorHouse:
     async def _open_server(self, stack: contextlib.AsyncExitStack) -> None:
         tenants, tails = self.tenants, self.tails.mount
         channel = self.text.channel(tenants.keys, self._memory.results)
-        text = self.text.front(self.metrics, tenants, self._memory, channel)
+        text = self.text.front(self._answered, tenants, self._memory, channel)
         enrolment = Enrolment(self.authority, self._secrets, self.registry, self._broker_address, self._wall)
         operators = AdminApi(
             self.registry, self.publisher, self.coordinator, self.join_string, self._end_sessions, self._wall
@@ -213,7 +222,7 @@ class CoordinatorHouse:
                 *recorded(AppsApi(channel, self._memory.results, ADMIN).routes(), checks.operator, tenants.record),
             ],
             [text, tails],
-            [self.text.handoff(checks.member, tenants)],
+            [self.text.handoff(checks.member, tenants, self._answered)],
             checks,
             self._frames,
         )

@@ -60,6 +60,7 @@ class CoordinatorConfig:
     none is contacted otherwise. webrtc_addresses: addresses of this machine for it (empty: all but loopback).
     cache, cache_entries, cache_ttl_s, cache_threshold, conversations: see gateway.memory.MemorySettings.
     limits_redis: where gateways on several machines share the limits of tenants (None: a database in state_dir).
+    otel_endpoint: the OpenTelemetry collector that gets traces (None: nobody does; needs the extra).
     """
 
     state_dir: Path
@@ -94,6 +95,7 @@ class CoordinatorConfig:
     webrtc_credential: str | None = field(default=None, repr=False)
     webrtc_addresses: tuple[str, ...] = ()
     limits_redis: str | None = field(default=None, repr=False)
+    otel_endpoint: str | None = None
     cache: CacheKind = "off"
     cache_entries: int = MemorySettings().cache_entries
     cache_ttl_s: float = MemorySettings().cache_ttl_s
@@ -334,6 +336,7 @@ _HELP = {
     "cache_ttl_s": "seconds after which a kept answer is too old",
     "cache_threshold": "least cosine of a semantic hit, 0: as tuned for the shipped encoder",
     "conversations": "keep the turns of requests that carry a conversation_id",
+    "otel_endpoint": "OpenTelemetry collector that gets traces, http(s)://HOST:4318 (needs the extra otel)",
     "join_ttl_s": "seconds for which a join string can be used",
     "log_level": "debug, info, warning or error",
     "event_loop": "asyncio, or uvloop where it is installed (extra fast)",

@@ -70,7 +70,7 @@ class TextHouse:
             raise NotFound(f"there is no text model {model[:100]!r} here", next_step=f"known: {known}", field="model")
         return engine
 
-    def handoff(self, member: Check, tenants: TenantHouse | None = None) -> FrameRoute:
+    def handoff(self, member: Check, tenants: TenantHouse | None = None, emit: Emit = ignore) -> FrameRoute:
         """The handoff endpoint; who may open it was settled by the route's guard, each answer is asked for again.
 
         tenants: answers count under the limits of whoever opened it (devices: the tenant `fleet`).
@@ -88,7 +88,7 @@ class TextHouse:
                 keys, limits = tenants.keys, tenants.limits
                 return LimitedEngine(engine, limits, lambda: keys.caller(request.headers, request.remote, request.peer))
 
-            await serve_stream(limited, stream, admit, streams=self._streams, owner=owner_of(request))
+            await serve_stream(limited, stream, admit, streams=self._streams, owner=owner_of(request), emit=emit)
 
         return FrameRoute(HANDOFF_PATH, handle)
 

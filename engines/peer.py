@@ -271,7 +271,16 @@ class PeerContinuation:
         engine = self._engine
         request = evolve(self._request, prefix=engine.lean(self._request.prefix))
         asked_s = engine.clock()
-        self._post(Prepare(request, deadline_s, vocabulary=engine.vocabulary, hop=engine.hop, early=True))
+        self._post(
+            Prepare(
+                request,
+                deadline_s,
+                vocabulary=engine.vocabulary,
+                hop=engine.hop,
+                traceparent=request.traceparent,
+                early=True,
+            )
+        )
         await self._ready(self._next)
         # What the peer did not spend on it was the way there and back.
         engine.round_trip(max(0.0, engine.clock() - asked_s - self.prefill_s))

@@ -14,6 +14,7 @@ from engines.port import TextEngine
 from links.port import FrameStream
 from protocol.clock import Clock
 from protocol.errors import BadRequest, Full, LinkError, MidstreamError, NotAllowed, NotFound, ProtocolError
+from protocol.events import Emit, ignore
 from protocol.handoff import (
     NO_STREAM,
     Ack,
@@ -67,6 +68,7 @@ async def serve_stream(
     *,
     streams: HostedStreams | None = None,
     owner: str = "",
+    emit: Emit = ignore,
 ) -> None:
     """Serve one connection until it ends, then close it.
 
@@ -76,9 +78,10 @@ async def serve_stream(
         streams: shared by the connections of a host, so that a stream survives the loss of one; None ends all
             streams with this connection.
         owner: who is at the other end; only the same owner may resume a stream.
+        emit: told of each stream that is over.
     """
     shared = streams is not None
-    connection = _Connection(engine_for, stream, admit, streams or HostedStreams(), owner)
+    connection = _Connection(engine_for, stream, admit, streams or HostedStreams(), owner, emit)
     lost = True
     try:
         lost = not await connection.serve()
@@ -88,13 +91,15 @@ async def serve_stream(
 
 class _Connection:
     def __init__(
-        self, engine_for: EngineFor, frames: FrameStream, admit: Admit | None, streams: HostedStreams, owner: str
-    ) -> None:
+        self, engine_for: EngineFor, frames: FrameStream, admit: Admit | None, streams: HostedStreams, owner: str,
+        emit: Emit,
+    ) -> None:  # fmt: skip
         self._engine_for = engine_for
         self._attachment = Attachment(frames)
         self._admit = admit
         self._streams = streams
         self._owner = owner
+        self._emit = emit
         self._answering: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> bool:
@@ -172,6 +177,7 @@ class _Connection:
 
     def _forget(self, hosted: HostedStream) -> None:
         self._streams.open.pop(hosted.stream, None)
+        self._emit(hosted.served())
 
     async def _refusing(self, framed: Framed, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -14,6 +14,7 @@ from engines.port import Continuation, SpokenContinuation, TextEngine
 from links.port import FrameStream
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, Full, LinkTimeout, MidstreamError
+from protocol.events import HandoffServed
 from protocol.handoff import Ack, Extend, Finish, Frame, Prepare, Ready, Refuse, Start, Tokens, encode
 from protocol.refusals import refusal
 from protocol.text import Token, Usage
@@ -87,6 +88,8 @@ class HostedStream:
         self._outgoing = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
+        self._begun_s = clock()
+        self._first = self._made_to
         self._tasks = [
             asyncio.create_task(self._work(), name="hosted-work"),
             asyncio.create_task(self._send_all(), name="hosted-send"),
@@ -149,6 +152,21 @@ class HostedStream:
             await self._continuation.close()
         self._on_end(self)
 
+    def served(self) -> HandoffServed:
+        """What became of it, once it is over."""
+        last, now_s = self._last, self._clock()
+        status = last.code if isinstance(last, Refuse) else "stopped" if last is None else "ok"
+        return HandoffServed(
+            at_s=now_s,
+            traceparent=self._prepare.traceparent,
+            model=self._prepare.request.model,
+            status=status,
+            prompt_tokens=self._continuation.prompt_tokens if self._continuation is not None else 0,
+            first=self._first,
+            tokens=self._made_to - self._first,
+            total_s=now_s - self._begun_s,
+        )
+
     async def _work(self) -> None:
         try:
             await self._admit()
@@ -183,6 +201,7 @@ class HostedStream:
             if isinstance(frame, Start):
                 if frame.at != self._made_to:
                     raise BadRequest(f"start at {frame.at}, but the prefix has {self._made_to} tokens", field="at")
+                self._first = frame.at
                 return frame
             if frame.first != self._made_to:
                 raise BadRequest(f"extend at {frame.first}, but the prefix has {self._made_to} tokens", field="first")

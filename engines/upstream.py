@@ -32,6 +32,7 @@ from protocol.errors import (
 )
 from protocol.openai_upstream import OpenAICodec
 from protocol.text import FinishReason, Message, Sampling, TextCapabilities, TextRequest, Token, Usage
+from protocol.trace import HEADER
 from protocol.upstream import UpstreamCodec, UpstreamDelta, UpstreamPiece, WireCall
 
 CALL_S = 30.0
@@ -124,7 +125,7 @@ class UpstreamEngine:
         place = object()
         self._open.add(place)
         try:
-            headers = {**self._headers, **call.headers}
+            headers = {**self._headers, **call.headers, **_traced(request)}
             reply = await self._link_for(request).exchange(call.path, headers, call.body, deadline_s)
         finally:
             self._open.discard(place)
@@ -199,7 +200,7 @@ class UpstreamEngine:
             raise self.codec.error(err.status, err.headers, err.body) from err
 
     def _lines(self, call: WireCall, request: TextRequest) -> AsyncIterator[bytes]:
-        headers = {**self._headers, "accept": "text/event-stream", **call.headers}
+        headers = {**self._headers, "accept": "text/event-stream", **call.headers, **_traced(request)}
         return self._link_for(request).lines(call.path, headers, call.body, self._silence_s)
 
     def _link_for(self, request: TextRequest) -> Link:
@@ -443,6 +444,10 @@ class UpstreamContinuation:
     def _count(self, usage: Usage) -> None:
         self.usage = usage
         self.prompt_tokens, self.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+
+
+def _traced(request: TextRequest) -> dict[str, str]:
+    return {HEADER: request.traceparent} if request.traceparent else {}
 
 
 def _pieces(delta: UpstreamDelta) -> Sequence[UpstreamPiece]:

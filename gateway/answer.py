@@ -311,6 +311,11 @@ class Answer:
                 sides=made.sides,
                 losers=made.losers,
                 reason=self.reason,
+                level=self.ending.routed.level,
+                decided_s=self.context.decided_s,
+                usd=0.0 if self.ending.cached else self.ending.spending.known,
+                cached=self.ending.cached,
+                trace=self.context.trace,
             )
         )
         await self.ending.run(made)

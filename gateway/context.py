@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from attrs import field, frozen
 
 from protocol.policy import Policy
+from protocol.trace import TraceContext
+
+NO_TRACE = TraceContext("", "", sampled=False)
+"""Of a request that came by no front door."""
 
 
 @frozen
@@ -33,6 +37,7 @@ class Caller:
 
     tenant, key_id: from the key; a loopback client has none and is `local`. user, conversation_id, intent, labels: what
     the request says of itself, by headers or metadata. models: models that the key may name; None means every model.
+    traceparent: the header of that name, as it came.
     """
 
     tenant: str = "local"
@@ -42,6 +47,7 @@ class Caller:
     intent: str | None = None
     labels: Mapping[str, str] = field(factory=dict)
     models: frozenset[str] | None = None
+    traceparent: str = ""
 
 
 LOCAL = Caller()
@@ -50,7 +56,10 @@ LOCAL = Caller()
 
 @frozen
 class RequestContext:
-    """One request under way. `deadline_at_s` is monotonic; `policy` is read once and stays for the whole request."""
+    """One request under way. `deadline_at_s` is monotonic; `policy` is read once and stays for the whole request.
+
+    trace: its span. decided_s: seconds from its arrival until its engines were known.
+    """
 
     id: str
     model: str
@@ -58,6 +67,8 @@ class RequestContext:
     policy: Policy
     constraints: Constraints
     caller: Caller = LOCAL
+    trace: TraceContext = NO_TRACE
+    decided_s: float = 0.0
 
 
 def constraints_of(policy: Policy) -> Constraints:

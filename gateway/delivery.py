@@ -113,6 +113,7 @@ def _headers(answer: Answer) -> dict[str, str]:
     sides = [side for side, _ in answer.owner.sides]
     found = {
         "x-midstream-request-id": answer.context.id,
+        "x-midstream-trace-id": answer.context.trace.trace_id,
         "x-midstream-reason": answer.reason,
         "x-midstream-max-tokens": str(answer.request.sampling.max_tokens),
         **answer.ending.reservation.headers,

@@ -125,5 +125,8 @@ class EmbeddingRun:
                 ttft_s=None,
                 total_s=now_s - begun_s,
                 reason=f"embeddings by {self.target}" if self.target else "embeddings",
+                decided_s=self.context.decided_s,
+                usd=self.spending.known,
+                trace=self.context.trace,
             )
         )

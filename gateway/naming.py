@@ -13,6 +13,7 @@ from typing import Any
 from attrs import evolve
 
 from gateway.context import Caller
+from protocol import trace
 from protocol.errors import BadRequest
 
 MAX_CHARS = 256
@@ -31,9 +32,12 @@ def named(caller: Caller, headers: Mapping[str, str], body: Mapping[str, Any]) -
     conversation = _first(headers, "conversation", body.get("conversation_id"), metadata.get("conversation_id"))
     intent = _first(headers, "intent", metadata.get("intent"))
     labels = _labels(headers, metadata)
-    if not (user or conversation or intent or labels):
+    traceparent = headers.get(trace.HEADER, "")
+    if not (user or conversation or intent or labels or traceparent):
         return caller
-    return evolve(caller, user=user, conversation_id=conversation, intent=intent, labels=labels)
+    return evolve(
+        caller, user=user, conversation_id=conversation, intent=intent, labels=labels, traceparent=traceparent
+    )
 
 
 def _first(headers: Mapping[str, str], name: str, *values: Any) -> str | None:

@@ -32,6 +32,7 @@ from links.port import Request
 from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes, tools_bytes
 from protocol.errors import Full, Loading, MidstreamError, NotAllowed, NotFound, TooLarge, Unsupported
 from protocol.policy import LimitsPolicy, Policy
+from protocol.trace import RANDOM_BYTES, entered
 
 BYTES_PER_TOKEN = 4
 """Rough size of a token, enough to scale patience before anything was tokenised."""
@@ -90,17 +91,17 @@ class TextWay:
         Raises NotFound, Loading, NotAllowed, TooLarge, RateLimited or BudgetExceeded; the engines' own refusals come
         with the first piece.
         """
-        policy = self.ports.policy()
+        policy, came_s = self.ports.policy(), self.ports.clock()
         chat = within_limits(await self.ports.conversations.opened(caller, asked), policy.limits)
         spending = await self._reserved(chat, caller)
         try:
-            return await self._admitted(asked, chat, caller, policy, spending)
+            return await self._admitted(asked, chat, caller, policy, spending, came_s)
         except BaseException:
             await spending.reservation.release()
             raise
 
     async def _admitted(
-        self, asked: ChatRequest, chat: ChatRequest, caller: Caller, policy: Policy, spending: Spending
+        self, asked: ChatRequest, chat: ChatRequest, caller: Caller, policy: Policy, spending: Spending, came_s: float
     ) -> Answer:
         ports, reservation, sized = self.ports, spending.reservation, chat
         findings, routed, targets = await self._decided(chat, caller, policy, reservation)
@@ -110,7 +111,7 @@ class TextWay:
         kept = await ports.cache.find(key)
         plan = dispatch.NO_PLAN if kept else self._plan(chat, targets, routed, policy)
         compressed = await self._compressed(caller, chat, plan, targets)
-        context = self._context(routed, caller, policy)
+        context = self._context(routed, caller, policy, came_s)
         if compressed.chat is not sized:
             spending.size = prompt_size(compressed.chat)
         restorer = redaction.restorer if redaction else None
@@ -133,7 +134,7 @@ class TextWay:
             targets={target.name: target for target in targets},
             cached=kept is not None,
             saved_tokens=compressed.saved_tokens,
-            shadow=self.shadows.of(Case(context.id, sized, caller, routed, findings, policy))
+            shadow=self.shadows.of(Case(context.id, sized, caller, routed, findings, policy, context.trace))
             if policy.routing.shadow.share > 0
             else None,
         )
@@ -201,7 +202,7 @@ class TextWay:
             return None  # a reader's pace is kept token by token
         by_name = {target.name: target for target in targets}
         starts = [by_name[name] for name, _ in plan.starts]
-        request = chat.text_request(context.caller.tenant)
+        request = chat.text_request(context.caller.tenant, context.trace.header)
         return relay_of(request, chat.stream, starts, targets, RelayPorts(self.board, self._flights, self._hold))
 
     def _tells_calls(self, target: Target | None, model: str) -> bool:
@@ -221,7 +222,7 @@ class TextWay:
 
     async def embedding(self, wanted: EmbeddingsRequest, caller: Caller = LOCAL) -> EmbeddingRun:
         """The same steps for vectors, within the same bounds. Raises what `answer` raises."""
-        policy = self.ports.policy()
+        policy, came_s = self.ports.policy(), self.ports.clock()
         size_bytes = sum(prompt_bytes(text) for text in wanted.texts)
         check_size(size_bytes, policy.limits, "input")
         chat = ChatRequest(wanted.model, "\n".join(wanted.texts), endpoint="embedding")
@@ -232,7 +233,7 @@ class TextWay:
         except BaseException:
             await reservation.release()
             raise
-        context = self._context(routed, caller, policy)
+        context = self._context(routed, caller, policy, came_s)
         return EmbeddingRun(
             context, wanted, targets, self.board, self._hold, self.ports.clock, self.ports.emit, spending
         )
@@ -351,9 +352,19 @@ class TextWay:
         reservation = await self.ports.limits.reserve(caller, estimate)
         return Spending(reservation, 0.0 if reservation.degrade else money, size)
 
-    def _context(self, routed: Routed, caller: Caller, policy: Policy) -> RequestContext:
-        deadline_at_s = self.ports.clock() + self.settings.deadline_s
-        return RequestContext(self.ports.ids(), routed.model, deadline_at_s, policy, routed.constraints, caller)
+    def _context(self, routed: Routed, caller: Caller, policy: Policy, came_s: float) -> RequestContext:
+        ports = self.ports
+        now_s = ports.clock()
+        return RequestContext(
+            ports.ids(),
+            routed.model,
+            now_s + self.settings.deadline_s,
+            policy,
+            routed.constraints,
+            caller,
+            entered(caller.traceparent, ports.chance(RANDOM_BYTES)),
+            now_s - came_s,
+        )
 
     def _owner(
         self,
@@ -370,7 +381,7 @@ class TextWay:
         ports = StreamPorts(
             self.board, self._lengths, self.ports.clock, self.ports.emit, self.ports.rtt_s, spending, priced
         )
-        request = chat.text_request(context.caller.tenant)
+        request = chat.text_request(context.caller.tenant, context.trace.header)
         intent = context.caller.intent or routed.intent or ""
         better = [*targets, *self._upgrades(routed, context.constraints)]
         doubt = doubt_of(context.policy, targets, better, self.ports.curves, intent)

@@ -249,6 +249,7 @@ class _Run:
         answer = self.answer
         found = {
             "x-midstream-request-id": answer.context.id,
+            "x-midstream-trace-id": answer.context.trace.trace_id,
             "x-midstream-reason": answer.reason,
             "x-midstream-max-tokens": str(answer.request.sampling.max_tokens),
             **answer.ending.reservation.headers,

@@ -40,6 +40,7 @@ from protocol.chat import ChatRequest
 from protocol.errors import MidstreamError
 from protocol.events import Shadowed, ignore
 from protocol.policy import Policy
+from protocol.trace import TraceContext, child
 
 log = logging.getLogger("midstream.gateway.shadow")
 
@@ -61,6 +62,7 @@ class Case:
     routed: Routed
     findings: Findings
     policy: Policy
+    trace: TraceContext
 
 
 @define(eq=False)
@@ -223,8 +225,9 @@ class Shadows:
         constraints = evolve(case.routed.constraints, targets=frozenset({target.name}))
         request_id = f"{case.request_id}-shadow"
         context = RequestContext(request_id, chat.model, deadline_at_s, policy, constraints, case.caller)
+        trace = child(case.trace, ports.chance(8))
         stream = StreamPorts(self.board, self._lengths, ports.clock, ignore, ports.rtt_s, spending)
-        request = asked.text_request(case.caller.tenant)
+        request = asked.text_request(case.caller.tenant, trace.header)
         ending = Ending(
             ports=evolve(ports, cache=NoCache(), conversations=NoConversations(), audit=record), request_id=request_id,
             caller=case.caller, asked=chat, routed=case.routed, findings=case.findings, redaction=redaction,

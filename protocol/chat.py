@@ -49,7 +49,7 @@ class ChatRequest:
         """The same request for `model`."""
         return self if model == self.model else evolve(self, model=model)
 
-    def text_request(self, tenant: str = "") -> TextRequest:
+    def text_request(self, tenant: str = "", traceparent: str = "") -> TextRequest:
         """What an engine gets: no stop strings, no wire options. tenant: whose keys a provider is asked with."""
         return TextRequest(
             model=self.model,
@@ -60,6 +60,7 @@ class ChatRequest:
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=self.response_format,
             tenant=tenant,
+            traceparent=traceparent,
         )
 
     @property

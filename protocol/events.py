@@ -11,6 +11,8 @@ from typing import Literal
 
 from attrs import frozen
 
+from protocol.trace import TraceContext
+
 Direction = Literal["up", "down"]
 
 
@@ -110,6 +112,8 @@ class TextDone(Event):
     """A text request ended. `sides` lists (target, tokens) in order of delivery.
 
     losers: targets that were asked for the first token too and cancelled when another one spoke; they are billed.
+    level: of routing, which said so. decided_s: from the request's arrival until engines could be asked; total_s begins
+    there. usd: what paid targets took, as far as known. cached: it came out of the cache. trace: this request's span.
     """
 
     request_id: str
@@ -122,6 +126,16 @@ class TextDone(Event):
     sides: tuple[tuple[str, int], ...] = ()
     losers: tuple[str, ...] = ()
     reason: str = ""
+    level: str = ""
+    decided_s: float = 0.0
+    usd: float = 0.0
+    cached: bool = False
+    trace: TraceContext | None = None
+
+    @property
+    def moved(self) -> bool:
+        """More than one side made the answer: it fell back, or moved by plan."""
+        return len({name for name, _ in self.sides}) > 1
 
 
 TBT_BOUNDS_S = (
@@ -194,6 +208,23 @@ class SourceLost(Event):
     target: str
     index: int
     reason: str = ""
+
+
+@frozen(kw_only=True)
+class HandoffServed(Event):
+    """A stream that this house generated for a peer is over. traceparent: as the peer sent it.
+
+    status: `ok`, `stopped` when its owner went on elsewhere or left, or the code of a refusal. first: index of the
+    first token that was made here; tokens: how many were.
+    """
+
+    traceparent: str
+    model: str
+    status: str
+    prompt_tokens: int
+    first: int
+    tokens: int
+    total_s: float
 
 
 @frozen(kw_only=True)

@@ -18,6 +18,7 @@ from protocol.events import (
     BudgetAlert,
     Event,
     HandedOver,
+    HandoffServed,
     LimitHit,
     LinkStateChanged,
     PolicyJudged,
@@ -58,6 +59,13 @@ _HELP: dict[str, tuple[_Kind, str]] = {
     "midstream_prompt_tokens_total": ("counter", "Prompt tokens of finished text requests."),
     "midstream_queue_outcomes_total": ("counter", "Admission decisions of the bounded executors."),
     "midstream_limit_refusals_total": ("counter", "Requests that a tenant's limit refused, by tenant and limit."),
+    "midstream_cost_usd_total": (
+        "counter",
+        "Dollars that paid targets took for finished text requests.",
+    ),
+    "midstream_cache_hits_total": ("counter", "Text requests that were answered from the cache."),
+    "midstream_moved_answers_total": ("counter", "Answers that more than one side made: fallbacks and moves by plan."),
+    "midstream_handoffs_served_total": ("counter", "Streams generated here for peers, by status."),
     "midstream_shadow_requests_total": ("counter", "Requests drawn to be asked of the other path too, by outcome."),
     "midstream_budget_spent_ratio": ("gauge", "Share of a tenant's budget that was told as spent last, by window."),
     "midstream_transfer_bytes_total": ("counter", "Bytes moved over links."),
@@ -105,6 +113,7 @@ class Exposition:
             LimitHit: self._limit_hit,
             BudgetAlert: self._budget_alert,
             Shadowed: self._shadowed,
+            HandoffServed: self._handoff_served,
         }
 
     def __call__(self, event: Event) -> None:
@@ -161,6 +170,9 @@ class Exposition:
             self._count("midstream_tokens_total", {**model, "target": target}, tokens)
         for target in event.losers:
             self._count("midstream_lost_prompt_tokens_total", {**model, "target": target}, event.prompt_tokens)
+        self._count("midstream_cost_usd_total", model, event.usd)
+        self._count("midstream_cache_hits_total", model, event.cached)
+        self._count("midstream_moved_answers_total", model, event.moved)
         if event.ttft_s is not None:
             self._observe("midstream_text_ttft_seconds", event.ttft_s, model)
         self._observe("midstream_text_seconds", event.total_s, model)
@@ -218,6 +230,9 @@ class Exposition:
 
     def _limit_hit(self, event: LimitHit) -> None:
         self._count("midstream_limit_refusals_total", {"tenant": event.tenant, "limit": event.dimension})
+
+    def _handoff_served(self, event: HandoffServed) -> None:
+        self._count("midstream_handoffs_served_total", {"model": event.model, "status": event.status})
 
     def _shadowed(self, event: Shadowed) -> None:
         self._count("midstream_shadow_requests_total", {"model": event.model, "outcome": event.outcome})

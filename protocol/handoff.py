@@ -194,6 +194,7 @@ def _read_prepare(reader: Reader) -> Prepare:
         tool_choice=head.tool_choice,
         parallel_tool_calls=head.parallel_tool_calls,
         response_format=head.response_format,
+        traceparent=head.traceparent,
     )
     return Prepare(request, head.deadline_s, head.vocabulary, head.hop, head.traceparent, head.early)
 

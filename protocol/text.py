@@ -114,7 +114,7 @@ class TextRequest:
     tools: definitions as in OpenAI's API (`{"type": "function", "function": {...}}`). tool_choice: `auto`, `required`
     or the name of the one function to call, after a colon (`function:NAME`). response_format: `json_object` or
     `json_schema` as in OpenAI's API. An engine that knows none of these is given a prompt and a grammar instead.
-    tenant: whose keys a provider is asked with; it crosses no wire.
+    tenant: whose keys a provider is asked with; it crosses no wire. traceparent: the span on whose behalf it is asked.
     """
 
     model: str
@@ -126,6 +126,7 @@ class TextRequest:
     parallel_tool_calls: bool = True
     response_format: Mapping[str, Any] | None = None
     tenant: str = ""
+    traceparent: str = field(default="", eq=False)
 
 
 @frozen

@@ -10,12 +10,13 @@ import pytest
 
 from agent.cloud_link import TIMEOUTS_BEFORE_TROUBLE, CloudLink
 from agent.console import Console
-from agent.emitting import Fanout, LineWriter, record, sentence
+from agent.emitting import LineWriter, record, sentence
 from agent.telemetry import Counters
 from links.memory import MemoryLink
 from links.port import FrameRoute, FrameStream, RejectedStatus, Reply, Request, Response, Route
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
 from protocol.events import ArmSwitched, Event, HandedOver, RecordingEmit, SourceLost, TensorDone, TextDone
+from protocol.fanout import Fanout
 
 
 class Broken(MemoryLink):

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Mapping
 
 from agent.doctor import check_running, exit_code
-from agent.emitting import Fanout
 from agent.health import Health
 from agent.queue_watch import QueueWatch
 from engines.executor import BoundedExecutor
 from protocol.errors import LinkError
 from protocol.exposition import Exposition
+from protocol.fanout import Fanout
 
 
 def test_workers_that_wait_for_a_lock_are_told_apart_from_work() -> None:

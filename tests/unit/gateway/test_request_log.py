@@ -1,0 +1,41 @@
+"""The line that a request leaves in the log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from attrs import evolve
+
+from gateway.request_log import log_requests, request_line
+from protocol.events import TextDone
+from protocol.trace import entered
+
+DONE = TextDone(
+    at_s=1.0, request_id="abc", model="m", status="ok", prompt_tokens=7, completion_tokens=9, ttft_s=0.25, total_s=1.5,
+    sides=(("device", 4), ("cloud", 5)), reason="complexity 0.8", level="heuristic", usd=0.002,
+    trace=entered("", bytes(range(24))),
+)  # fmt: skip
+
+
+def test_a_line_tells_route_targets_tokens_time_and_fallback() -> None:
+    assert request_line(DONE) == (
+        "abc ok model=m level=heuristic targets=device:4 cloud:5 in=7 out=9 ttft_s=0.250 total_s=1.500 usd=0.002000 "
+        f"cached=false fallback=true trace={bytes(range(16)).hex()} reason=complexity 0.8"
+    )
+    nobody = request_line(evolve(DONE, sides=(), ttft_s=None, trace=None, status="rate_limited", level=""))
+    assert (
+        "rate_limited" in nobody and "targets=nobody" in nobody and "ttft_s=-" in nobody and "fallback=false" in nobody
+    )
+
+
+def test_it_is_one_line_at_level_info_whatever_the_model_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="midstream.requests"):
+        log_requests(evolve(DONE, model="m\nroot: owned\u2028x"))
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert len(record.getMessage().splitlines()) == 1
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="midstream.requests"):
+        log_requests(DONE)
+    assert not caplog.records
