@@ -54,6 +54,7 @@ class Seen:
     ended_s: float | None = None
     closed_s: float | None = None
     usage: bool = False
+    traceparent: str = ""
 
 
 @define
@@ -202,6 +203,7 @@ class UpstreamProtocol(asyncio.Protocol):
         if script.name:
             seen.usage = script.usage
             seen.authorization = _header(head, b"authorization")
+            seen.traceparent = _header(head, b"traceparent")
             seen.model = model.group(1).decode() if (model := _MODEL.search(body)) else ""
             self._ledger.by_name[script.name] = seen
             self._ledger.seen.append(seen)

@@ -62,6 +62,16 @@ class EmbeddingRun:
             paid = self.spending
             await paid.reservation.settle(Spent(prompt_tokens=self.prompt_tokens, money=paid.known, held=paid.held))
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response, once the vectors are there."""
+        return {
+            "x-midstream-target": self.target,
+            "x-midstream-request-id": self.context.id,
+            "x-midstream-trace-id": self.context.trace.trace_id,
+            **self.spending.reservation.headers,
+        }
+
     async def abort(self, reason: str) -> None:
         """End it from outside."""
         self._aborted = reason

@@ -78,8 +78,7 @@ class OllamaFront:
         wanted = parse_embed(body)
         run = await self._door.way.embedding(wanted, caller)
         vectors = await run.vectors()
-        headers = {**JSON, "x-midstream-target": run.target, "x-midstream-request-id": run.context.id}
-        headers.update(run.spending.reservation.headers)
+        headers = {**JSON, **run.headers}
         return wanted, vectors, run.prompt_tokens, headers
 
     async def tags(self, request: Request) -> Response:

@@ -83,6 +83,5 @@ class OpenAIFront:
         run = await self._door.way.embedding(wanted, caller)
         vectors = await run.vectors()
         document = openai_wire.embeddings_response(run.context.model, vectors, run.prompt_tokens, wanted.base64)
-        headers = {**JSON, "x-midstream-target": run.target, "x-midstream-request-id": run.context.id}
-        headers.update(run.spending.reservation.headers)
+        headers = {**JSON, **run.headers}
         return Response(200, headers, openai_wire.dump(document))

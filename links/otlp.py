@@ -7,6 +7,7 @@ collector takes, are dropped. No request notices either.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,8 @@ TRACES_PATH = "/v1/traces"
 QUEUE_SPANS = 4096
 EXPORT_EVERY_S = 2.0
 EXPORT_S = 5.0
-"""One attempt to reach the collector."""
+"""One batch, attempts included."""
+CLOSE_S = 2.0
 
 
 def collector_url(endpoint: str) -> str:
@@ -58,8 +60,9 @@ class OtlpSpans:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._clock, self._wall = clock, wall
         self._resource = Resource({"service.name": service, "service.instance.id": instance})
+        self._exporter: Any = OTLPSpanExporter(endpoint=url, timeout=EXPORT_S)
         self._processor: Any = BatchSpanProcessor(
-            OTLPSpanExporter(endpoint=url, timeout=EXPORT_S),
+            self._exporter,
             max_queue_size=QUEUE_SPANS,
             schedule_delay_millis=EXPORT_EVERY_S * 1000,
             export_timeout_millis=EXPORT_S * 1000,
@@ -72,8 +75,14 @@ class OtlpSpans:
         self._processor.on_end(self._make(span, offset_s))
 
     def close(self) -> None:
-        """For threads."""
-        self._processor.shutdown()
+        """For threads. Whatever has not been taken after CLOSE_S is dropped."""
+        enough = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        enough.start()
+        try:
+            self._processor.shutdown()
+        finally:
+            enough.cancel()
+            enough.join()
 
 
 def open_spans(endpoint: str | None, service: str, instance: str, clock: Clock, wall: WallClock) -> OtlpSpans | None:

@@ -13,7 +13,8 @@ from gateway.mount import GatewayPorts, build
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
 from links.http_server import serve
-from protocol.events import RecordingEmit, TextDone
+from protocol.events import Emit, RecordingEmit, TextDone, ignore
+from protocol.fanout import Fanout
 from protocol.policy import Policy
 
 
@@ -37,11 +38,16 @@ async def house(
     policy: Policy | None = None,
     settings: GatewaySettings | None = None,
     ports: Mapping[str, Any] | None = None,
+    listener: Emit = ignore,
 ) -> AsyncIterator[House]:
-    """Serve `targets` until the block ends. ports: further ports of the way (keys, limits)."""
+    """Serve `targets` until the block ends. ports: further ports of the way (keys, limits). listener: hears too."""
     emit = RecordingEmit()
     made = GatewayPorts(
-        targets=lambda: targets, policy=lambda: policy or Policy(), emit=emit, clock=time.monotonic, **(ports or {})
+        targets=lambda: targets,
+        policy=lambda: policy or Policy(),
+        emit=Fanout([emit, listener]),
+        clock=time.monotonic,
+        **(ports or {}),
     )
     mount = build(settings or GatewaySettings(drain_s=0.2), made)
     await mount.start()
