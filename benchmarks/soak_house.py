@@ -1,4 +1,4 @@
-"""A coordinator-like house as a process of its own, for the soak: limits, audit, memory, a device's engine, providers.
+"""A coordinator-like house as a process of its own, for the soak: limits, audit, memory, engines, providers, shadows.
 
 `python -m benchmarks.soak_house JSON`, see HouseSetup. It prints its port and runs until it is ended. Models:
 
@@ -46,13 +46,15 @@ from links.http_server import ServerLimits, serve
 from links.port import Mount, Request, Response, Route
 from protocol.clock import wall_now
 from protocol.errors import EngineCrashed
-from protocol.policy import DispatchPolicy, LimitsPolicy, MigrationPolicy, Policy
+from protocol.policy import DispatchPolicy, LimitsPolicy, MigrationPolicy, Policy, RoutingPolicy
+from protocol.policy_routing import ShadowRouting
 from protocol.text import TextCapabilities, TextRequest, Token
 
 ANSWER_TOKENS = 24
 TOKENS_PER_S = 400.0
 STALL_S = 0.5
 FIRST_BYTE_S = 1.0
+SHADOW_SHARE = 0.3
 STATE_PATH = "/soak/state"
 _FAULT = re.compile(rb"\b(crash|mute)=(\d+)")
 
@@ -203,6 +205,7 @@ async def soak_house(setup: HouseSetup) -> AsyncIterator[int]:
             dispatch=DispatchPolicy(start="device"),
             migration=MigrationPolicy(enabled=False, stall_s=STALL_S),
             limits=LimitsPolicy(max_prompt_bytes=256 << 10),
+            routing=RoutingPolicy(shadow=ShadowRouting(share=SHADOW_SHARE, concurrent=4, deadline_s=10.0)),
         )
         here = Target("device", True, own, frozenset({"own", "both"}))
         there = Target("cloud", False, spare, frozenset({"both"}))

@@ -52,6 +52,7 @@ from protocol.durable import remove_durable, write_durable
 from protocol.errors import ConfigError
 from protocol.exposition import Exposition
 from protocol.fanout import Fanout
+from protocol.policy_routing import ShadowRouting
 from protocol.spans import SpanFold
 from protocol.topics import MAX_PAYLOAD_BYTES
 from protocol.trust import JoinToken, encode_join
@@ -195,7 +196,8 @@ class CoordinatorHouse:
         self._memory = TextMemory(config.memory, config.state_dir / "text", self.store)
         if self._memory.why:
             self.notes.append(self._memory.why)
-        self.text = TextHouse(engines, open_providers(config))
+        shadow = ShadowRouting(share=config.shadow_share, usd_per_day=config.shadow_usd_per_day)
+        self.text = TextHouse(engines, open_providers(config), shadow)
         stack.push_async_callback(self.text.close)
         self.tails = TailHouse(config, self.store, self.queues, self._on_bundle, tail_server(config))
         stack.push_async_callback(self.tails.close)

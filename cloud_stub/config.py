@@ -24,6 +24,7 @@ from links.event_loop import LoopKind
 from links.webrtc_settings import WebRtcSettings, check
 from protocol.decode import decode_listing
 from protocol.errors import ConfigError, ProtocolError
+from protocol.policy_routing import ShadowRouting
 
 DEFAULT_PORT = 8791
 DEFAULT_BROKER_PORT = 8883
@@ -61,6 +62,7 @@ class CoordinatorConfig:
     cache, cache_entries, cache_ttl_s, cache_threshold, conversations: see gateway.memory.MemorySettings.
     limits_redis: where gateways on several machines share the limits of tenants (None: a database in state_dir).
     otel_endpoint: the OpenTelemetry collector that gets traces (None: nobody does; needs the extra).
+    shadow_share, shadow_usd_per_day: see protocol.policy_routing.ShadowRouting.
     """
 
     state_dir: Path
@@ -96,6 +98,8 @@ class CoordinatorConfig:
     webrtc_addresses: tuple[str, ...] = ()
     limits_redis: str | None = field(default=None, repr=False)
     otel_endpoint: str | None = None
+    shadow_share: float = 0.0
+    shadow_usd_per_day: float = ShadowRouting().usd_per_day
     cache: CacheKind = "off"
     cache_entries: int = MemorySettings().cache_entries
     cache_ttl_s: float = MemorySettings().cache_ttl_s
@@ -206,7 +210,9 @@ _INTEGERS = frozenset({
     "port", "broker_port", "text_threads", "text_slots", "text_context_tokens", "tensor_threads", "tensor_batch_rows",
     "tensor_batch_wait_ms", "cache_entries",
 })  # fmt: skip
-_REALS = frozenset({"join_ttl_s", "text_wait_target_s", "cache_ttl_s", "cache_threshold"})
+_REALS = frozenset(
+    {"join_ttl_s", "text_wait_target_s", "cache_ttl_s", "cache_threshold", "shadow_share", "shadow_usd_per_day"}
+)
 _FLAGS = frozenset({"mdns", "cut", "webrtc", "conversations"})
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _KNOWN = frozenset(a.name for a in CoordinatorConfig.__attrs_attrs__) - {"source", "providers"}
@@ -260,7 +266,7 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
     for name, low, high in (
         ("port", 0, 65_535), ("broker_port", 0, 65_535), ("text_threads", 0, 1024), ("tensor_threads", 0, 1024),
         ("text_wait_target_s", 0.01, 600.0), ("tensor_batch_rows", 1, 1024), ("tensor_batch_wait_ms", 0, 1000),
-        ("cache_entries", 1, 10_000_000), ("cache_ttl_s", 1.0, 1e8), ("cache_threshold", 0.0, 1.0),
+        ("shadow_share", 0.0, 1.0), ("shadow_usd_per_day", 0.0, 1e6), ("cache_entries", 1, 10_000_000), ("cache_ttl_s", 1.0, 1e8), ("cache_threshold", 0.0, 1.0),
         ("text_slots", 1, 64), ("text_context_tokens", 128, 1 << 20), ("join_ttl_s", 60.0, 30 * 86_400.0),
     ):  # fmt: skip
         value = getattr(config, name)
@@ -337,6 +343,8 @@ _HELP = {
     "cache_threshold": "least cosine of a semantic hit, 0: as tuned for the shipped encoder",
     "conversations": "keep the turns of requests that carry a conversation_id",
     "otel_endpoint": "OpenTelemetry collector that gets traces, http(s)://HOST:4318 (needs the extra otel)",
+    "shadow_share": "share of requests that own models and providers both answer, to compare; nobody sees the second",
+    "shadow_usd_per_day": "what those second answers may cost in a day",
     "join_ttl_s": "seconds for which a join string can be used",
     "log_level": "debug, info, warning or error",
     "event_loop": "asyncio, or uvloop where it is installed (extra fast)",

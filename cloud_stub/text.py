@@ -34,7 +34,8 @@ from protocol.errors import NotAllowed, NotFound
 from protocol.events import Emit, ignore
 from protocol.handoff import Prepare
 from protocol.models import CatalogueEntry
-from protocol.policy import LimitsPolicy, Policy
+from protocol.policy import LimitsPolicy, Policy, RoutingPolicy
+from protocol.policy_routing import ShadowRouting
 
 log = logging.getLogger("midstream.coordinator.text")
 
@@ -47,11 +48,18 @@ MAX_ANSWER_TOKENS = 8192
 class TextHouse:
     """Engines by model name. They start at their first request and end with `close`."""
 
-    def __init__(self, engines: dict[str, TextEngine], providers: ProviderHouse | None = None) -> None:
+    def __init__(
+        self,
+        engines: dict[str, TextEngine],
+        providers: ProviderHouse | None = None,
+        shadow: ShadowRouting = ShadowRouting(),
+    ) -> None:
         self._engines = engines
         self._providers = providers
         self._streams = HostedStreams()
-        self._policy = Policy(limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS))
+        self._policy = Policy(
+            limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS), routing=RoutingPolicy(shadow=shadow)
+        )
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Events of text requests folded into spans under one trace id: decision, moves, stream, and what the other house did.
 
-Ids, numbers and names of targets only. Spans of a trace that its beginner does not record are not made.
+Ids, numbers and names of targets only; what OpenTelemetry's conventions for generative AI name has their names. Spans of a trace that its beginner does not record are not made.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class SpanFold:
     def _text(self, event: TextDone, root: TraceContext, moves: list[HandedOver | SourceLost]) -> None:
         asked_s = event.at_s - event.total_s
         begins_s = asked_s - event.decided_s
-        facts: dict[str, Value] = {"midstream.request_id": event.request_id, "midstream.model": event.model}
+        facts: dict[str, Value] = {"midstream.request_id": event.request_id, "gen_ai.request.model": event.model}
         numbers: dict[str, Value] = {
             "midstream.status": event.status,
-            "midstream.prompt_tokens": event.prompt_tokens,
-            "midstream.completion_tokens": event.completion_tokens,
+            "gen_ai.usage.input_tokens": event.prompt_tokens,
+            "gen_ai.usage.output_tokens": event.completion_tokens,
             "midstream.targets": ",".join(dict.fromkeys(name for name, _ in event.sides)),
             "midstream.cached": event.cached,
             "midstream.cost_usd": event.usd,
@@ -107,11 +107,11 @@ class SpanFold:
 
     def _served(self, event: HandoffServed, above: TraceContext) -> None:
         facts: dict[str, Value] = {
-            "midstream.model": event.model,
+            "gen_ai.request.model": event.model,
             "midstream.status": event.status,
-            "midstream.prompt_tokens": event.prompt_tokens,
+            "gen_ai.usage.input_tokens": event.prompt_tokens,
             "midstream.first": event.first,
-            "midstream.tokens": event.tokens,
+            "gen_ai.usage.output_tokens": event.tokens,
         }
         error = event.status if event.status not in ("ok", "stopped") else ""
         context = child(above, self._chance(8))

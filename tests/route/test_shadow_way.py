@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,17 @@ from attrs import evolve, frozen
 from engines.fakes_text import Failure, FakeTextEngine
 from gateway.audit import FileAudit, records, verify
 from gateway.context import Caller
-from gateway.ports import CachedAnswer, CacheKey, Estimate, FreeReservation, NoCache, NoLimits, Spent
+from gateway.ports import (
+    CachedAnswer,
+    CacheKey,
+    Estimate,
+    FreeReservation,
+    KeyRing,
+    NoCache,
+    NoLimits,
+    OpenKeys,
+    Spent,
+)  # fmt: skip
 from gateway.privacy import PrivacyGuard
 from gateway.targets import Target
 from links.http import HttpLink
@@ -32,10 +42,14 @@ Json = dict[str, Any]
 
 
 class Stores(NoCache):
-    """A cache that is only ever told."""
+    """A cache that keeps what it is told, and gives `answer`."""
 
     def __init__(self) -> None:
         self.kept: list[CachedAnswer] = []
+        self.answer: CachedAnswer | None = None
+
+    async def find(self, key: CacheKey) -> CachedAnswer | None:
+        return self.answer
 
     async def store(self, key: CacheKey, answer: CachedAnswer) -> None:
         self.kept.append(answer)
@@ -106,19 +120,26 @@ class Scene:
 async def scene(
     folder: Path, shadow: ShadowRouting = ALL, *, policy: Policy | None = None, price: float = 0.0,
     draw: Callable[[], float] = lambda: 0.5, limits: Counts | None = None, far: FakeTextEngine | None = None,
-    here_models: Sequence[str] = ("m",),
+    here_models: Sequence[str] = ("m",), far_models: Sequence[str] = ("m",), keys: KeyRing | None = None,
 ) -> AsyncIterator[Scene]:  # fmt: skip
     here = FakeTextEngine(name="here", says=[OLD])
     far = far or FakeTextEngine(name="far", says=[NEW])
     targets = [
         Target("device", True, here, frozenset(here_models)),
-        Target("cloud", False, far, frozenset({"m"}), price_out=price),
+        Target("cloud", False, far, frozenset(far_models), price_out=price),
     ]
     cache, counts = Stores(), limits or Counts()
     base = policy or Policy()
     policy = evolve(base, routing=evolve(base.routing, shadow=shadow))
     audit = FileAudit(folder / "audit", wall_now)
-    ports = {"audit": audit, "cache": cache, "limits": counts, "draw": draw, "privacy": PrivacyGuard(b"k" * 32)}
+    ports = {
+        "keys": keys or OpenKeys(),
+        "audit": audit,
+        "cache": cache,
+        "limits": counts,
+        "draw": draw,
+        "privacy": PrivacyGuard(b"k" * 32),
+    }
     link = None
     try:
         async with house(targets, policy=policy, ports=ports) as served:
@@ -234,3 +255,37 @@ async def test_a_cut_answer_has_no_shadow(tmp_path: Path) -> None:
         assert (await s.ask())["status"] >= 500
         await asyncio.sleep(0.05)
         assert not s.outcomes()
+
+
+async def test_for_auto_the_other_side_answers_with_its_own_model(tmp_path: Path) -> None:
+    async with scene(tmp_path, here_models=("small",), far_models=("large",)) as s:
+        answer = await s.ask(model="auto")
+        assert answer["model"] == "small"
+        assert await s.heard(1) == ["alike"]
+    (row,) = shadow_rows(tmp_path)
+    assert (row["old"]["model"], row["other"]["model"]) == ("small", "large")
+    assert row["level"] in ("heuristic", "dynamic", "rules")
+
+
+async def test_a_key_that_may_not_name_the_other_model_has_no_shadow_there(tmp_path: Path) -> None:
+    class OneModel(OpenKeys):
+        def caller(self, headers: Mapping[str, str], remote_ip: str | None, peer: str | None = None) -> Caller:
+            return Caller(models=frozenset({"small"}))
+
+    async with scene(tmp_path, here_models=("small",), far_models=("large",), keys=OneModel()) as s:
+        assert (await s.ask(model="auto"))["model"] == "small"
+        assert await s.heard(1) == ["skipped"]
+        assert not s.far.prepared
+
+
+async def test_streams_have_shadows_too_and_a_repeated_question_from_the_cache_has_none(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        body = {"model": "m", "messages": [{"role": "user", "content": "how old"}], "stream": True}
+        lines = s.link.lines("/v1/chat/completions", {}, json.dumps(body).encode(), 10.0)
+        shown = b"".join([chunk async for chunk in lines])
+        assert NEW.split()[0] + b" bridge is old" not in shown
+        assert await s.heard(1) == ["alike"]
+        s.cache.answer = s.cache.kept[0]
+        await s.ask("how old")
+        await asyncio.sleep(0.05)
+        assert len(s.outcomes()) == 1

@@ -120,7 +120,7 @@ async def test_one_trace_id_over_a_real_handoff_in_mid_stream() -> None:
             assert got.of("agent", name).parent_span_id == root.span_id
         handoff = got.of("coordinator", "handoff")
         assert handoff.parent_span_id == root.span_id
-        tokens = {one.key: one.value.int_value for one in handoff.attributes}["midstream.tokens"]
+        tokens = {one.key: one.value.int_value for one in handoff.attributes}["gen_ai.usage.output_tokens"]
         assert 0 < tokens < 48, "the coordinator made the rest of it"
         assert root.start_time_unix_nano <= handoff.start_time_unix_nano < handoff.end_time_unix_nano
         assert abs(root.end_time_unix_nano / 1e9 - time.time()) < 60.0
