@@ -47,7 +47,7 @@ from engines.store import ModelStore
 from gateway.door_limits import DoorLimits
 from gateway.memory import TextMemory
 from gateway.providers import Providers
-from gateway.request_log import log_requests
+from gateway.request_log import RequestLog
 from links.http_server import RunningServer
 from links.otlp import open_spans
 from netprobe.probe import LinkProbe, UnderWay
@@ -95,7 +95,7 @@ class House:
         self.metrics = Exposition()
         self.counters = Counters()
         self.queues = QueueWatch(self.health, self.metrics, CpuIdle().ratio, self.clock)
-        self.emit = Fanout([self.metrics, self.counters, self.queues.depths, console.emit, log_requests])
+        self.emit = Fanout([self.metrics, self.counters, self.queues.depths, console.emit])
         self.host = Host(bridge, self.health, self._on_pace) if bridge is not None else None
         self.gate = Gate(self.host.hold_awake) if self.host is not None else Gate()
         self._pauses: set[str] = set()
@@ -104,9 +104,7 @@ class House:
         store = ModelStore(config.models_dir, load_catalogue(config.models_dir / "catalogue.toml"))
         identity = IdentityStore(config.identity_dir, self.host.key(config.state_dir) if self.host else None)
         self.device_id = identity.device_id(config.device_id, socket.gethostname())
-        self._spans = open_spans(config.otel_endpoint, "midstream-agent", self.device_id, self.clock, wall_now)
-        if self._spans is not None:
-            self.emit.add(SpanFold(self._spans, os.urandom))
+        self._tell_requests()
         keys: dict[str, bytes] = {}
         labels = self._labels = dict(config.labels)
         self.probe = LinkProbe(self.clock)
@@ -139,6 +137,14 @@ class House:
         self.ways = tuple(self.gate.before(way) for way in ways)
         self.life.listen(self._on_life)
         self.supervisor = Supervisor(self._parts())
+
+    def _tell_requests(self) -> None:
+        """To the log, and to a collector of traces where there is one."""
+        self._requests = RequestLog()
+        self.emit.add(self._requests)
+        self._spans = open_spans(self.config.otel_endpoint, "midstream-agent", self.device_id, self.clock, wall_now)
+        if self._spans is not None:
+            self.emit.add(SpanFold(self._spans, os.urandom))
 
     def tell_ready(self) -> None:
         """Say where the local API is."""
@@ -401,6 +407,7 @@ class House:
         await self.cloud.close()
         await self.webrtc.close()
         await self.links.keep()
+        await asyncio.to_thread(self._requests.close)
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
         if self.host is not None:

@@ -38,7 +38,7 @@ from cloud_stub.tenants_admin import TenantsApi
 from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
 from gateway.memory import TextMemory
-from gateway.request_log import log_requests
+from gateway.request_log import RequestLog
 from links.http_server import RunningServer, ServerLimits, serve
 from links.mdns import ZeroconfBrowser
 from links.mqtt import MqttChannel
@@ -73,7 +73,7 @@ class CoordinatorHouse:
         self.config = config
         self.metrics = Exposition()
         self.queues = QueueWatch(self.metrics, CpuIdle().ratio, time.monotonic)
-        self._answered = Fanout([self.metrics, log_requests])
+        self._answered = Fanout([self.metrics])
         self.addresses: tuple[str, ...] = ()
         self.broker_port = 0
         self.port = 0
@@ -185,6 +185,9 @@ class CoordinatorHouse:
 
     def _open_ways(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
+        requests = RequestLog()
+        stack.push_async_callback(asyncio.to_thread, requests.close)
+        self._answered.add(requests)
         spans = open_spans(config.otel_endpoint, "midstream-coordinator", config.fleet, self._clock, self._wall)
         if spans is not None:
             stack.push_async_callback(asyncio.to_thread, spans.close)

@@ -266,7 +266,8 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
     for name, low, high in (
         ("port", 0, 65_535), ("broker_port", 0, 65_535), ("text_threads", 0, 1024), ("tensor_threads", 0, 1024),
         ("text_wait_target_s", 0.01, 600.0), ("tensor_batch_rows", 1, 1024), ("tensor_batch_wait_ms", 0, 1000),
-        ("shadow_share", 0.0, 1.0), ("shadow_usd_per_day", 0.0, 1e6), ("cache_entries", 1, 10_000_000), ("cache_ttl_s", 1.0, 1e8), ("cache_threshold", 0.0, 1.0),
+        ("shadow_share", 0.0, 1.0), ("shadow_usd_per_day", 0.0, 1e6),
+        ("cache_entries", 1, 10_000_000), ("cache_ttl_s", 1.0, 1e8), ("cache_threshold", 0.0, 1.0),
         ("text_slots", 1, 64), ("text_context_tokens", 128, 1 << 20), ("join_ttl_s", 60.0, 30 * 86_400.0),
     ):  # fmt: skip
         value = getattr(config, name)

@@ -52,13 +52,14 @@ class TextHouse:
         self,
         engines: dict[str, TextEngine],
         providers: ProviderHouse | None = None,
-        shadow: ShadowRouting = ShadowRouting(),
+        shadow: ShadowRouting | None = None,
     ) -> None:
         self._engines = engines
         self._providers = providers
         self._streams = HostedStreams()
         self._policy = Policy(
-            limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS), routing=RoutingPolicy(shadow=shadow)
+            limits=LimitsPolicy(max_answer_tokens=MAX_ANSWER_TOKENS),
+            routing=RoutingPolicy(shadow=shadow or ShadowRouting()),
         )
 
     @property

@@ -1,16 +1,79 @@
-"""One line of the log per text request: route, target, tokens, time, fallback; never a word of it."""
+"""One line of the log per text request: route, target, tokens, time, fallback; never a word of it.
+
+Requests only leave their record in a bounded queue; a thread makes lines of them, so that a log that is slow to take
+lines holds nobody up.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 
 from protocol.events import Event, TextDone
 
 log = logging.getLogger("midstream.requests")
 
+MAX_WAITING = 10_000
+"""Records that wait for the log; further ones are counted only."""
+PAUSE_S = 0.2
+"""Lines are written this often at the most, so that a busy house wakes the thread seldom."""
+
+
+class RequestLog:
+    """An Emit: one line per TextDone at level info. The first one starts the thread, `close` writes what waits."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[TextDone] = deque()
+        self._dropped = 0
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, TextDone) or not log.isEnabledFor(logging.INFO):
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._dropped += 1
+            return
+        self._waiting.append(event)
+        if not self._wake.is_set():
+            self._wake.set()
+            self._start()
+
+    def close(self) -> None:
+        """For threads; idempotent."""
+        self._ending.set()
+        self._wake.set()
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._ending.is_set():
+                self._thread = threading.Thread(target=self._run, name="midstream-requests", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self._wake.wait()
+            self._ending.wait(PAUSE_S)
+            self._wake.clear()
+            self._write()
+
+    def _write(self) -> None:
+        while self._waiting:
+            log.info("%s", request_line(self._waiting.popleft()))
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            log.warning("%d requests are not in the log: it takes lines too slowly", dropped)
+
 
 def request_line(done: TextDone) -> str:
-    """What is told of a request that ended."""
+    """What is told of a request that ended; one line, whatever its model is called."""
     sides = " ".join(f"{name}:{tokens}" for name, tokens in done.sides) or "nobody"
     ttft = "-" if done.ttft_s is None else f"{done.ttft_s:.3f}"
     words = [
@@ -20,13 +83,7 @@ def request_line(done: TextDone) -> str:
     ]
     if done.trace is not None:
         words.append(f"trace={done.trace.trace_id}")
-    return " ".join(words) + f" reason={done.reason}"
-
-
-def log_requests(event: Event) -> None:
-    """An Emit: at level info."""
-    if isinstance(event, TextDone) and log.isEnabledFor(logging.INFO):
-        log.info("%s", request_line(event).translate(_ONE_LINE))
+    return (" ".join(words) + f" reason={done.reason}").translate(_ONE_LINE)
 
 
 _ONE_LINE = dict.fromkeys((*range(32), 127, 133, 8232, 8233), " ")

@@ -1,6 +1,8 @@
 """Events of text requests folded into spans under one trace id: decision, moves, stream, and what the other house did.
 
-Ids, numbers and names of targets only; what OpenTelemetry's conventions for generative AI name has their names. Spans of a trace that its beginner does not record are not made.
+Ids, numbers and names of targets only; what OpenTelemetry's conventions for generative AI name has their names.
+
+Spans of a trace that its beginner does not record are not made.
 """
 
 from __future__ import annotations

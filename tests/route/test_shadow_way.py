@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
+from benchmarks.fake_upstream import serve_upstream
+from benchmarks.limited_gateway import GatewaySetup, providers
+from cloud_stub.text import TextHouse
 from engines.fakes_text import Failure, FakeTextEngine
 from gateway.audit import FileAudit, records, verify
 from gateway.context import Caller
@@ -29,9 +32,10 @@ from gateway.ports import (
 from gateway.privacy import PrivacyGuard
 from gateway.targets import Target
 from links.http import HttpLink
+from links.http_server import serve
 from protocol.clock import wall_now
 from protocol.errors import BudgetExceeded, EngineCrashed
-from protocol.events import Shadowed
+from protocol.events import RecordingEmit, Shadowed
 from protocol.policy import Policy, PrivacyPolicy, RoutingPolicy
 from protocol.policy_routing import ShadowRouting
 from tests.route.text_house import House, house
@@ -289,3 +293,29 @@ async def test_streams_have_shadows_too_and_a_repeated_question_from_the_cache_h
         await s.ask("how old")
         await asyncio.sleep(0.05)
         assert len(s.outcomes()) == 1
+
+
+async def test_a_coordinator_compares_its_own_model_with_a_providers(tmp_path: Path) -> None:
+    port, ledger, stop = await serve_upstream()
+    upstream = providers(GatewaySetup(str(tmp_path), port))
+    own, emit = FakeTextEngine(name="own", says=[OLD]), RecordingEmit()
+    text = TextHouse({"m": own}, upstream, ShadowRouting(share=1.0))
+    front = text.front(emit)
+    await front.start()
+    server = await serve(front.routes)
+    link = HttpLink("front", f"http://127.0.0.1:{server.port}")
+    try:
+        body = {"model": "m", "messages": [{"role": "user", "content": "n=a how old"}], "max_tokens": 32}
+        reply = await link.exchange("/v1/chat/completions", {}, json.dumps(body).encode(), 10.0)
+        assert json.loads(reply.body)["choices"][0]["message"]["content"] == OLD.decode()
+        async with asyncio.timeout(5.0):
+            while not (told := [event for event in emit.events if isinstance(event, Shadowed)]):
+                await asyncio.sleep(0.01)
+        assert (told[0].target, told[0].outcome) == ("cloud:p", "different")
+        assert ledger.by_name["a"].ended_s is not None
+    finally:
+        await link.close()
+        await front.stop()
+        await server.close()
+        await text.close()
+        stop()

@@ -7,8 +7,8 @@ import logging
 import pytest
 from attrs import evolve
 
-from gateway.request_log import log_requests, request_line
-from protocol.events import TextDone
+from gateway.request_log import MAX_WAITING, RequestLog, request_line
+from protocol.events import ArmSwitched, TextDone
 from protocol.trace import entered
 
 DONE = TextDone(
@@ -31,11 +31,34 @@ def test_a_line_tells_route_targets_tokens_time_and_fallback() -> None:
 
 def test_it_is_one_line_at_level_info_whatever_the_model_is_called(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="midstream.requests"):
-        log_requests(evolve(DONE, model="m\nroot: owned\u2028x"))
+        requests = RequestLog()
+        requests(evolve(DONE, model="m\nroot: owned\u2028x"))
+        requests(ArmSwitched(at_s=0.0, model="m", source="a", target="b", reason=""))
+        requests.close()
+        requests.close()
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert len(record.getMessage().splitlines()) == 1
-    caplog.clear()
+
+
+def test_above_info_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="midstream.requests"):
-        log_requests(DONE)
+        requests = RequestLog()
+        requests(DONE)
+        requests.close()
     assert not caplog.records
+
+
+def test_a_log_that_is_too_slow_loses_lines_and_says_how_many(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="midstream.requests"):
+        requests = RequestLog()
+        caplog.handler.acquire()  # nothing is taken meanwhile
+        try:
+            for _ in range(MAX_WAITING + 700):
+                requests(DONE)
+        finally:
+            caplog.handler.release()
+        requests.close()
+    lines = [record for record in caplog.records if record.levelno == logging.INFO]
+    (lost,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(lines) + int(lost.split()[0]) == MAX_WAITING + 700
