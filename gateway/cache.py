@@ -7,6 +7,8 @@ given, its yes. Work on disk and index happens in one thread of its own.
 from __future__ import annotations
 
 import asyncio
+import logging
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,12 +23,17 @@ from gateway.likeness import difference, fingerprint
 from gateway.ports import CachedAnswer, CacheKey
 from gateway.vectors import ScopedIndex
 from protocol.clock import WallClock, wall_now
+from protocol.durable import sqlite_error
 from protocol.errors import MidstreamError
+
+log = logging.getLogger("midstream.gateway.cache")
 
 T = TypeVar("T")
 
 NEIGHBOURS = 4
 """The nearest may differ by a number while the second asks the same; more would be luck."""
+
+FILE = "answers.sqlite"
 
 SWEEP = 256
 """Entries that one sweep forgets at most, so that no lookup waits long behind it."""
@@ -78,11 +85,13 @@ class CacheHit:
 
 @define
 class CacheCounts:
-    """How lookups ended. `near_misses` were near enough and asked something else; by what told them apart."""
+    """How lookups ended. `near_misses` were near enough and asked something else; by what told them apart. faults: of
+    the disk, each a miss or an answer that is not kept."""
 
     exact: int = 0
     semantic: int = 0
     misses: int = 0
+    faults: int = 0
     near_misses: dict[str, int] = field(factory=dict)
 
 
@@ -130,8 +139,12 @@ class SemanticCache:
         self._thread.shutdown()
 
     async def find(self, key: CacheKey) -> CachedAnswer | None:
-        """A kept answer to this request, or None. Never raises for a fault of the embedder: that is a miss."""
-        hit = await self.look_up(key)
+        """A kept answer to this request, or None. A fault of the embedder or of the disk is a miss."""
+        try:
+            hit = await self.look_up(key)
+        except MidstreamError as err:
+            hit = None
+            self._failed(err)
         return evolve(hit.answer, source=f"{hit.kind} cache, first made by {hit.answer.source}") if hit else None
 
     async def look_up(self, key: CacheKey) -> CacheHit | None:
@@ -151,13 +164,23 @@ class SemanticCache:
         return hit
 
     async def store(self, key: CacheKey, answer: CachedAnswer) -> None:
-        """Keep a whole answer; a personal, cut, empty or too long one is passed over."""
+        """Keep a whole answer; a personal, cut, empty or too long one is passed over, and so is one that the disk does
+        not take."""
         size_bytes = sum(len(piece.encode("utf-8", "surrogatepass")) for piece in answer.pieces)
         if key.personal or self._store is None or answer.finish != "stop" or not 0 < size_bytes <= MAX_ANSWER_BYTES:
             return
         wanted = lookup_key(key, self.embedder_id)
         vector = await self._vector(wanted.question) if wanted.question and self.semantic else None
-        await self._do(self._keep, wanted, key.tenant, answer, vector)
+        try:
+            await self._do(self._keep, wanted, key.tenant, answer, vector)
+        except MidstreamError as err:
+            self._failed(err)
+
+    def _failed(self, err: MidstreamError) -> None:
+        """A cache that cannot be used costs an answer its speed, never the answer."""
+        self.counts.faults += 1
+        if self.counts.faults.bit_count() == 1:  # the first, and ever fewer: requests are many
+            log.warning("fault %d of the cache: %s", self.counts.faults, err)
 
     async def forget(self, tenant: str | None = None) -> int:
         """Drop everything of one tenant, or everything; returns how much it was."""
@@ -184,13 +207,16 @@ class SemanticCache:
         return numpy.asarray(made[0], dtype=numpy.float32)
 
     async def _do(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        except sqlite3.Error as err:
+            raise sqlite_error(err, (self._settings.folder or Path()) / FILE) from err
 
     # Below: the cache's own thread only.
 
     def _open(self) -> None:
         folder = self._settings.folder
-        self._store = CacheStore(folder / "answers.sqlite" if folder is not None else None)
+        self._store = CacheStore(folder / FILE if folder is not None else None)
         if self._embedder is None:
             return
         self._index = ScopedIndex(self._embedder.dimensions, self._settings.flat_limit)

@@ -44,8 +44,15 @@ class ConversationStore(Protocol):
         """Which target answered last; None for a conversation that is not known."""
         ...
 
-    async def extend(self, tenant: str, conversation: str, turns: Sequence[Message], target: str) -> None:
-        """Add turns; `target` answered them."""
+    async def stays(self, tenant: str, conversation: str) -> str:
+        """Why it may not leave this machine; empty: it may."""
+        ...
+
+    async def extend(
+        self, tenant: str, conversation: str, turns: Sequence[Message], target: str, stays: str = ""
+    ) -> None:
+        """Keep what `joined` makes of it and these turns, the answer last, in one step; `target` made it. stays: stands
+        from now on, an empty one changes nothing."""
         ...
 
     async def forget(self, tenant: str, conversation: str) -> bool:
@@ -73,7 +80,32 @@ _MIGRATIONS = (
         PRIMARY KEY(conversation, place)
     ) WITHOUT ROWID;
     """,
+    "ALTER TABLE conversations ADD COLUMN stays TEXT NOT NULL DEFAULT '';",
 )
+
+
+def joined(kept: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
+    """A conversation with a request's turns. Turns that carry answers are the client's own telling of it: it goes on
+    where they overlap the end of what is kept, and where they tell any of it otherwise (a turn edited or asked again),
+    they are believed."""
+    if not any(turn.role == "assistant" for turn in said):
+        return (*kept, *said)
+    for first in range(max(0, len(kept) - len(said)), len(kept)):
+        if all(map(_same, kept[first:], said)):
+            return (*kept[:first], *said)
+    told = {turn.content.strip() for turn in kept if turn.role == "user"}
+    if any(turn.role == "user" and turn.content.strip() in told for turn in said):
+        return tuple(said)
+    return (*kept, *said)
+
+
+def _same(one: Message, other: Message) -> bool:
+    """Clients often trim answers."""
+    return (one.role, one.content.strip(), _ids(one)) == (other.role, other.content.strip(), _ids(other))
+
+
+def _ids(turn: Message) -> tuple[object, ...]:
+    return turn.tool_call_id, *(call.get("id") for call in turn.tool_calls)
 
 
 def encode_turn(turn: Message) -> str:
@@ -104,9 +136,15 @@ class SqliteConversations(ThreadedSqlite):
         """See ConversationStore."""
         return await self._do(self._target, tenant, conversation)
 
-    async def extend(self, tenant: str, conversation: str, turns: Sequence[Message], target: str) -> None:
+    async def stays(self, tenant: str, conversation: str) -> str:
         """See ConversationStore."""
-        await self._do(self._extend, tenant, conversation, tuple(turns), target)
+        return await self._do(self._stays, tenant, conversation)
+
+    async def extend(
+        self, tenant: str, conversation: str, turns: Sequence[Message], target: str, stays: str = ""
+    ) -> None:
+        """See ConversationStore."""
+        await self._do(self._extend, tenant, conversation, tuple(turns), target, stays)
 
     async def forget(self, tenant: str, conversation: str) -> bool:
         """See ConversationStore."""
@@ -128,27 +166,47 @@ class SqliteConversations(ThreadedSqlite):
         ).fetchone()
         return str(row[0]) if row is not None else None
 
-    def _extend(self, tenant: str, conversation: str, turns: tuple[Message, ...], target: str) -> None:
-        encoded = [encode_turn(turn) for turn in turns]
-        self._db.execute("BEGIN IMMEDIATE")
+    def _stays(self, tenant: str, conversation: str) -> str:
+        row = self._db.execute(
+            "SELECT stays FROM conversations WHERE tenant = ? AND id = ?", (tenant, conversation)
+        ).fetchone()
+        return str(row[0]) if row is not None else ""
+
+    def _extend(self, tenant: str, conversation: str, said: tuple[Message, ...], target: str, stays: str) -> None:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
         try:
-            self._add(tenant, conversation, encoded, target)
+            kept = self._turns(tenant, conversation)
+            answered = said[-1].role == "assistant" if said else False
+            turns = (*joined(kept, said[:-1]), said[-1]) if answered else joined(kept, said)
+            unchanged = 0
+            while unchanged < min(len(kept), len(turns)) and kept[unchanged] == turns[unchanged]:
+                unchanged += 1
+            number = self._touched(tenant, conversation, target, stays)
+            self._replace(number, len(kept) - unchanged, [encode_turn(turn) for turn in turns[unchanged:]])
             self._sweep()
-            self._db.execute("COMMIT")
+            db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if db.in_transaction:  # a full disk may have ended it
+                db.execute("ROLLBACK")
             raise
 
-    def _add(self, tenant: str, conversation: str, encoded: list[str], target: str) -> None:
-        number = self._db.execute(
-            "INSERT INTO conversations(tenant, id, target, touched_unix_s) VALUES(?,?,?,?) "
-            "ON CONFLICT(tenant, id) DO UPDATE SET target = excluded.target, touched_unix_s = excluded.touched_unix_s "
-            "RETURNING number",
-            (tenant, conversation, target, self._wall().unix_s),
+    def _touched(self, tenant: str, conversation: str, target: str, stays: str) -> int:
+        row = self._db.execute(
+            "INSERT INTO conversations(tenant, id, target, touched_unix_s, stays) VALUES(?,?,?,?,?) "
+            "ON CONFLICT(tenant, id) DO UPDATE SET target = excluded.target, touched_unix_s = excluded.touched_unix_s, "
+            "stays = iif(excluded.stays = '', stays, excluded.stays) RETURNING number",
+            (tenant, conversation, target, self._wall().unix_s, stays),
+        ).fetchone()
+        return int(row[0])
+
+    def _replace(self, number: int, dropped: int, encoded: list[str]) -> None:
+        """The last `dropped` turns go, these come, and the bound is kept."""
+        last = self._db.execute(
+            "SELECT coalesce(max(place), -1) FROM turns WHERE conversation = ?", (number,)
         ).fetchone()[0]
-        first = self._db.execute(
-            "SELECT coalesce(max(place) + 1, 0) FROM turns WHERE conversation = ?", (number,)
-        ).fetchone()[0]
+        first = last + 1 - dropped
+        self._db.execute("DELETE FROM turns WHERE conversation = ? AND place >= ?", (number, first))
         self._db.executemany(
             "INSERT INTO turns VALUES(?,?,?)", [(number, first + place, turn) for place, turn in enumerate(encoded)]
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from attrs import evolve, field, frozen
 
@@ -16,11 +18,16 @@ from gateway.compression import (
     saved_tokens,
 )
 from gateway.context import Caller
-from gateway.conversation_store import MAX_ID_CHARS, MAX_TURN_BYTES, ConversationStore
+from gateway.conversation_store import MAX_ID_CHARS, MAX_TURN_BYTES, ConversationStore, joined
 from gateway.ports import Compressed
 from protocol.chat import ChatRequest
-from protocol.errors import BadRequest, TooLarge
+from protocol.errors import BadRequest, ConfigError, Full, TooLarge
 from protocol.text import FinishReason, Message
+
+log = logging.getLogger("midstream.gateway.conversations")
+
+RETRY_S = 10.0
+"""A disk that is full or gone is seldom back sooner."""
 
 
 @frozen
@@ -38,16 +45,24 @@ class KeptConversations:
     async def opened(self, caller: Caller, chat: ChatRequest) -> ChatRequest:
         """The request with its conversation before it. A client that sends the whole history itself is believed.
 
-        Raises BadRequest for an id, TooLarge for a turn that cannot be kept.
+        Raises BadRequest for an id, TooLarge for a turn that cannot be kept, Full where the history cannot be read: an
+        answer that forgot it in silence would be worse than none.
         """
         if not caller.conversation_id or chat.endpoint != "chat":
             return chat
         _check(caller.conversation_id, chat.messages)
-        kept = await self.store.turns(caller.tenant, caller.conversation_id)
+        with _readable():
+            kept = await self.store.turns(caller.tenant, caller.conversation_id)
         system, said = _parted(chat.messages)
-        if not kept or _repeats(said, kept):
-            return chat
-        return evolve(chat, prompt=(*system, *kept, *said))
+        turns = joined(kept, said)
+        return chat if len(turns) == len(said) else evolve(chat, prompt=(*system, *turns))
+
+    async def stays(self, caller: Caller, chat: ChatRequest) -> str:
+        """Why an earlier turn keeps all of the conversation here. Raises Full where that cannot be read."""
+        if not caller.conversation_id or chat.endpoint != "chat":
+            return ""
+        with _readable():
+            return await self.store.stays(caller.tenant, caller.conversation_id)
 
     async def compressed(self, caller: Caller, chat: ChatRequest, target: str, context_tokens: int) -> Compressed:
         """Shorter when `target` is another than the one that read this conversation last, or holds less than it."""
@@ -61,19 +76,41 @@ class KeptConversations:
     async def _moved(self, caller: Caller, target: str) -> bool:
         if not caller.conversation_id:
             return False
-        last = await self.store.target(caller.tenant, caller.conversation_id)
+        with _readable():
+            last = await self.store.target(caller.tenant, caller.conversation_id)
         return last is not None and last != target
 
     async def closed(
-        self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None, target: str
+        self,
+        caller: Caller,
+        chat: ChatRequest,
+        answer: Message,
+        finish: FinishReason | None,
+        target: str,
+        stays: str = "",
     ) -> None:
         """Keep what was asked and answered; an answer that was cut leaves the conversation as it was."""
         if not caller.conversation_id or chat.endpoint != "chat" or finish is None:
             return
-        kept = await self.store.turns(caller.tenant, caller.conversation_id)
         _, said = _parted(chat.messages)
-        fresh = said[len(kept) :] if _repeats(said, kept) else said
-        await self.store.extend(caller.tenant, caller.conversation_id, (*fresh, answer), target)
+        try:
+            await self.store.extend(caller.tenant, caller.conversation_id, (*said, answer), target, stays)
+        except ConfigError as err:
+            log.warning("a turn of a conversation is not kept: %s", err)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """The operator reads what is wrong with the disk, the client that it may come back."""
+    try:
+        yield
+    except ConfigError as err:
+        log.warning("conversations cannot be read: %s", err)
+        raise Full(
+            "the conversation cannot be read now",
+            retry_after_s=RETRY_S,
+            next_step="try again later, or send its turns yourself without conversation_id",
+        ) from err
 
 
 def _check(conversation_id: str, messages: Sequence[Message]) -> None:
@@ -98,13 +135,6 @@ def _parted(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Mes
     while head < len(messages) and messages[head].role in ("system", "developer"):
         head += 1
     return tuple(messages[:head]), tuple(messages[head:])
-
-
-def _repeats(said: Sequence[Message], kept: Sequence[Message]) -> bool:
-    """Whether the client sent the kept history itself."""
-    return len(said) > len(kept) > 0 and all(
-        (one.role, one.content) == (other.role, other.content) for one, other in zip(said, kept, strict=False)
-    )
 
 
 def _size(chat: ChatRequest) -> int:

@@ -70,12 +70,13 @@ class Ending:
         """Once, whatever became of the answer."""
         spent = self._spent(made)
         await self.reservation.settle(spent)
+        self.ports.audit.invocation(self._record(made, spent))
         finish = made.finish if made.status == "ok" else None
         if finish in ("stop", "tool_calls") and not self.cached and not self.key.personal:
             kept = CachedAnswer(made.pieces, finish, made.usage, _maker(made), made.calls)
             await self.ports.cache.store(self.key, kept)
-        await self.ports.conversations.closed(self.caller, self.asked, made.shown, finish, _maker(made))
-        self.ports.audit.invocation(self._record(made, spent))
+        stays = self.findings.reason if self.findings.local_only else ""
+        await self.ports.conversations.closed(self.caller, self.asked, made.shown, finish, _maker(made), stays)
         if self.shadow is not None and not self.cached:
             self.shadow(made, spent)
 

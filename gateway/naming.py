@@ -15,6 +15,7 @@ from attrs import evolve
 from gateway.context import Caller
 from protocol import trace
 from protocol.errors import BadRequest
+from protocol.request_fields import clean
 
 MAX_CHARS = 256
 MAX_LABELS = 16
@@ -46,7 +47,7 @@ def _first(headers: Mapping[str, str], name: str, *values: Any) -> str | None:
         return None
     if not isinstance(given, str) or len(given) > MAX_CHARS:
         raise BadRequest(f"{name} must be a text of at most {MAX_CHARS} characters", field=name)
-    return given
+    return clean(given, name)
 
 
 def _labels(headers: Mapping[str, str], metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -57,4 +58,6 @@ def _labels(headers: Mapping[str, str], metadata: Mapping[str, Any]) -> dict[str
             found[name.strip()[:MAX_CHARS]] = value.strip()[:MAX_CHARS]
     if len(found) > MAX_LABELS:
         raise BadRequest(f"a request has at most {MAX_LABELS} labels", field="metadata")
+    for name, value in found.items():
+        clean(name + value, "metadata")
     return found

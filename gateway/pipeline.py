@@ -157,6 +157,8 @@ class TextWay:
     ) -> tuple[Findings, Routed, list[Target]]:
         """What was found in the request, where it may go, and the targets there that can take it."""
         findings = self.ports.privacy.inspect(chat, caller, policy)
+        if stays := await self.ports.conversations.stays(caller, chat):
+            findings = evolve(findings, local_only=True, reason=findings.reason or stays)
         asker = await self.ports.router.consulted(chat, caller, policy)
         routed = self.ports.router.route(chat, asker, findings, self, policy, self.ports.draw())
         routed = degraded(routed, reservation)

@@ -269,7 +269,12 @@ class Conversations(Protocol):
     """Histories by conversation id."""
 
     async def opened(self, caller: Caller, chat: ChatRequest) -> ChatRequest:
-        """The request with the history of `caller.conversation_id` before its messages."""
+        """The request with the history of `caller.conversation_id` before its messages. Raises BadRequest, TooLarge, or
+        Full where the history cannot be read."""
+        ...
+
+    async def stays(self, caller: Caller, chat: ChatRequest) -> str:
+        """Why this conversation may not leave this machine, whatever the request itself says; empty: it may."""
         ...
 
     async def compressed(self, caller: Caller, chat: ChatRequest, target: str, context_tokens: int) -> Compressed:
@@ -277,11 +282,18 @@ class Conversations(Protocol):
         ...
 
     async def closed(
-        self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None, target: str
+        self,
+        caller: Caller,
+        chat: ChatRequest,
+        answer: Message,
+        finish: FinishReason | None,
+        target: str,
+        stays: str = "",
     ) -> None:
         """The request, as the client sent it, got this answer, tool calls included; `finish` None when it was cut.
 
-        target: who made the answer's end; empty when nobody did.
+        target: who made the answer's end; empty when nobody did. stays: why it had to stay on this machine; from then
+        on all of its conversation does. Never raises for a disk: a turn that cannot be kept is not there the next time.
         """
         ...
 
@@ -386,11 +398,20 @@ class NoConversations:
     async def opened(self, caller: Caller, chat: ChatRequest) -> ChatRequest:
         return chat
 
+    async def stays(self, caller: Caller, chat: ChatRequest) -> str:
+        return ""
+
     async def compressed(self, caller: Caller, chat: ChatRequest, target: str, context_tokens: int) -> Compressed:
         return Compressed(chat)
 
     async def closed(
-        self, caller: Caller, chat: ChatRequest, answer: Message, finish: FinishReason | None, target: str
+        self,
+        caller: Caller,
+        chat: ChatRequest,
+        answer: Message,
+        finish: FinishReason | None,
+        target: str,
+        stays: str = "",
     ) -> None:
         """Nothing is kept."""
 

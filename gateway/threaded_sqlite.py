@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protocol.durable import open_sqlite
+from protocol.durable import open_sqlite, sqlite_error
 
 T = TypeVar("T")
 
@@ -32,7 +32,10 @@ class ThreadedSqlite:
         self._thread.shutdown()
 
     async def _do(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        except sqlite3.Error as err:
+            raise sqlite_error(err, self._file) from err
 
     @property
     def _db(self) -> sqlite3.Connection:

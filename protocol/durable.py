@@ -134,14 +134,14 @@ def disk_error(err: OSError, path: Path) -> ConfigError:
 def open_sqlite(path: Path, migrations: Sequence[str]) -> sqlite3.Connection:
     """Open a database in WAL mode and bring it up to `len(migrations)`; each migration is one script, applied once.
 
-    Usable from any one thread at a time. Raises ConfigError when the file is not a database, is newer than this
-    release, or cannot be written.
+    Usable from any one thread at a time. The file, its log and its index are the owner's alone. Raises ConfigError when
+    the file is not a database, is newer than this release, or cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as err:
-        raise _sqlite_error(err, path) from err
+        raise sqlite_error(err, path) from err
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
@@ -149,9 +149,10 @@ def open_sqlite(path: Path, migrations: Sequence[str]) -> sqlite3.Connection:
         _migrate(connection, path, migrations)
     except (sqlite3.Error, ConfigError) as err:
         connection.close()
-        raise (err if isinstance(err, ConfigError) else _sqlite_error(err, path)) from err
-    with suppress(OSError):
-        path.chmod(0o600)
+        raise (err if isinstance(err, ConfigError) else sqlite_error(err, path)) from err
+    for suffix in ("", "-wal", "-shm"):  # SQLite gives new ones the mode of the file, which was made with the umask's
+        with suppress(OSError):
+            path.with_name(path.name + suffix).chmod(0o600)
     return connection
 
 
@@ -170,7 +171,8 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[st
             raise
 
 
-def _sqlite_error(err: Exception, path: Path) -> ConfigError:
+def sqlite_error(err: Exception, path: Path) -> ConfigError:
+    """What an error of SQLite or of the disk means for whoever runs this process."""
     if isinstance(err, OSError):
         return disk_error(err, path)
     if "full" in str(err):

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from gateway.context import Caller
-from gateway.conversation_store import ConversationBounds, SqliteConversations
+from gateway.conversation_store import ConversationBounds, SqliteConversations, joined
 from gateway.conversations import KeptConversations
 from protocol.chat import ChatRequest
 from protocol.clock import WallTime
@@ -125,3 +125,62 @@ async def test_what_cannot_be_kept_is_refused_before_it_is_asked(store: SqliteCo
         await kept.opened(evolve(ANNA, conversation_id="x" * 201), ask("hi"))
     with pytest.raises(TooLarge, match="too long"):
         await kept.opened(ANNA, ask("x" * (257 << 10)))
+
+
+def turns(*texts: str) -> tuple[Message, ...]:
+    """u… is the user's, a… an answer, t… a tool's."""
+    roles = {"u": "user", "a": "assistant", "t": "tool"}
+    return tuple(Message(roles[text.strip()[0]], text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said", "whole"),
+    [
+        (("u1", "a1"), ("u2",), ("u1", "a1", "u2")),
+        (("u1", "a1"), ("u1",), ("u1", "a1", "u1")),
+        (("u1", "a1"), ("u1", "a1", "u2"), ("u1", "a1", "u2")),
+        (("u1", " a1\n"), ("u1", "a1", "u2"), ("u1", "a1", "u2")),
+        (("u1", "a1", "u2", "a2"), ("u2", "a2", "u3"), ("u1", "a1", "u2", "a2", "u3")),
+        (("u1", "a1", "u2", "a2"), ("a2", "t1"), ("u1", "a1", "u2", "a2", "t1")),
+        (("u1", "a1", "u2", "a2"), ("u1", "a1", "u2"), ("u1", "a1", "u2")),
+        (("u1", "a1", "u2", "a2"), ("u1", "a1", "u3"), ("u1", "a1", "u3")),
+        (("u2", "a2"), ("u1", "a1", "u2", "a2", "u3"), ("u1", "a1", "u2", "a2", "u3")),
+        (("u1", "a1"), ("u5", "a5", "u6"), ("u1", "a1", "u5", "a5", "u6")),
+    ],
+    ids=["new", "again", "whole", "trimmed", "last", "tool", "regenerated", "edited", "longer-than-kept", "example"],
+)
+def test_what_a_client_tells_of_a_conversation_itself_is_not_told_twice(
+    kept: tuple[str, ...], said: tuple[str, ...], whole: tuple[str, ...]
+) -> None:
+    assert joined(turns(*kept), turns(*said)) == turns(*whole)
+
+
+async def test_whole_histories_at_once_leave_one_history(store: SqliteConversations) -> None:
+    kept = KeptConversations(store)
+    await say(kept, "u1", "a1")
+    for text in ("u2", "u3"):
+        await kept.closed(ANNA, ask("u1", "a1", text), Message("assistant", "yes"), "stop", "device")
+    assert [turn.content for turn in await store.turns("a", "c1")] == ["u1", "a1", "u3", "yes"]
+
+
+async def test_a_history_longer_than_the_bound_is_not_doubled(tmp_path: Path) -> None:
+    store = SqliteConversations(tmp_path / "c.sqlite", ConversationBounds(turns=4))
+    kept = KeptConversations(store)
+    said = ["u0"]
+    for number in range(1, 6):
+        chat = ask(*said)
+        assert await kept.opened(ANNA, chat) is chat
+        await kept.closed(ANNA, chat, Message("assistant", f"a{number}"), "stop", "device")
+        said += [f"a{number}", f"u{number}"]
+    assert [turn.content for turn in await store.turns("a", "c1")] == ["u3", "a4", "u4", "a5"]
+    await store.close()
+
+
+async def test_what_kept_a_conversation_here_outlives_later_turns_and_a_restart(tmp_path: Path) -> None:
+    store = SqliteConversations(tmp_path / "c.sqlite")
+    await store.extend("a", "c1", turns("u1", "a1"), "device", "a label")
+    await store.extend("a", "c1", turns("u2", "a2"), "device")
+    await store.close()
+    store = SqliteConversations(tmp_path / "c.sqlite")
+    assert (await store.stays("a", "c1"), await store.stays("b", "c1")) == ("a label", "")
+    await store.close()
