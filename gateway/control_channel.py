@@ -41,6 +41,7 @@ log = logging.getLogger("midstream.gateway.channel")
 
 DEVICE, CLOUD = "device", "cloud"
 HELLO_S = 10.0
+SEND_S = 5.0
 SWEEPS_PER_BEAT = 4
 SILENT_BEATS = 1.5
 """Apps send a frame at least twice a heartbeat; with the time between two sweeps, two heartbeats are not passed."""
@@ -52,11 +53,13 @@ OnResult = Callable[[Caller, str, Result], None]
 @frozen
 class ChannelSettings:
     """heartbeat_s: no connection is silent for two of them. sessions: at once, connected or not; the one that was gone
-    longest goes first. waiting: instructions that one session may leave unacknowledged."""
+    longest goes first. waiting: instructions that one session may leave unacknowledged. send_s: an app that takes no
+    frame for so long is gone; nobody else waits for it."""
 
     heartbeat_s: float = 15.0
     sessions: int = 20_000
     waiting: int = 1_000
+    send_s: float = SEND_S
 
 
 @frozen
@@ -165,19 +168,30 @@ class ControlChannel:
         ]
 
     async def instruct(self, instruction: Instruction, tenant: str | None = None, session: str | None = None) -> int:
-        """Give an instruction to all sessions, to a tenant's, or to one; returns to how many. Raises Full."""
+        """Give an instruction to all sessions, to a tenant's, or to one; returns to how many. Sessions with too many
+        that wait are passed over. Raises Full where it was all of them."""
         chosen = [
             one for one in self._sessions.values() if tenant in (None, one.caller.tenant) and session in (None, one.id)
         ]
+        full: list[Full] = []
+        sends = []
         for one in chosen:
-            await self._give(one, instruction)
-        return len(chosen)
+            try:
+                sends.append(self._sent(one, self._put(one, instruction)))
+            except Full as err:
+                full.append(err)
+        await asyncio.gather(*sends)
+        if full and not sends:
+            raise full[0]
+        return len(sends)
 
     async def refresh(self) -> None:
         """The desired state changed: tell every session what is new to it."""
-        for session in tuple(self._sessions.values()):
-            with contextlib.suppress(Full):
-                await self._tell(session)
+        await asyncio.gather(*(self._retell(session) for session in tuple(self._sessions.values())))
+
+    async def _retell(self, session: _Session) -> None:
+        with contextlib.suppress(Full):
+            await self._tell(session)
 
     async def handle(self, request: Request, stream: FrameStream) -> None:
         """One connection. Returns when it ended; a fault of the app's frames is told to it before that."""
@@ -278,10 +292,24 @@ class ControlChannel:
             await self._give(session, Instruction(id="switch", do="switch", model=desired.model, reason=reason))
 
     async def _give(self, session: _Session, instruction: Instruction) -> None:
-        data = session.outbox.put(evolve(instruction, id=instruction.id or uuid.uuid4().hex))
-        if session.stream is not None:
-            with contextlib.suppress(LinkError):
-                await session.stream.send(data)
+        await self._sent(session, self._put(session, instruction))
+
+    def _put(self, session: _Session, instruction: Instruction) -> bytes:
+        return session.outbox.put(evolve(instruction, id=instruction.id or uuid.uuid4().hex))
+
+    async def _sent(self, session: _Session, data: bytes) -> None:
+        """A connection that takes nothing more is ended; what waits is sent to the next one."""
+        stream, handler = session.stream, session.handler
+        if stream is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.send_s):
+                await stream.send(data)
+        except TimeoutError:
+            if handler is not None and session.stream is stream:
+                handler.cancel()
+        except LinkError:
+            pass
 
     async def _sweep_on(self) -> None:
         while True:

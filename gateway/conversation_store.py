@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from attrs import frozen
 
-from gateway.threaded_sqlite import ThreadedSqlite
+from gateway.threaded_sqlite import ThreadedSqlite, stamp, sweepable
 from protocol.clock import WallClock, wall_now
 from protocol.text import Message
 
@@ -25,7 +25,8 @@ class ConversationBounds:
     """What is forgotten, oldest first.
 
     turns: of one conversation.
-    conversations: of all tenants together. age_s: since the last turn.
+    conversations: of all tenants together; the tenant that has most of them loses the first.
+    age_s: since the last turn.
     """
 
     turns: int = 400
@@ -196,7 +197,7 @@ class SqliteConversations(ThreadedSqlite):
             "INSERT INTO conversations(tenant, id, target, touched_unix_s, stays) VALUES(?,?,?,?,?) "
             "ON CONFLICT(tenant, id) DO UPDATE SET target = excluded.target, touched_unix_s = excluded.touched_unix_s, "
             "stays = iif(excluded.stays = '', stays, excluded.stays) RETURNING number",
-            (tenant, conversation, target, self._wall().unix_s, stays),
+            (tenant, conversation, target, stamp(self._wall()), stays),
         ).fetchone()
         return int(row[0])
 
@@ -216,13 +217,17 @@ class SqliteConversations(ThreadedSqlite):
         )
 
     def _sweep(self) -> None:
-        oldest_unix_s = self._wall().unix_s - self._bounds.age_s
-        self._db.execute("DELETE FROM conversations WHERE touched_unix_s < ?", (oldest_unix_s,))
+        now = self._wall()
+        if sweepable(self._db, now, ("conversations", "touched_unix_s")):
+            oldest_unix_s = now.unix_s - self._bounds.age_s
+            self._db.execute("DELETE FROM conversations WHERE touched_unix_s < ?", (oldest_unix_s,))
         over = self._db.execute("SELECT count(*) FROM conversations").fetchone()[0] - self._bounds.conversations
         if over > 0:
             self._db.execute(
                 "DELETE FROM conversations WHERE number IN "
-                "(SELECT number FROM conversations ORDER BY touched_unix_s LIMIT ?)",
+                "(SELECT number FROM conversations WHERE tenant = "
+                "(SELECT tenant FROM conversations GROUP BY tenant ORDER BY count(*) DESC LIMIT 1) "
+                "ORDER BY touched_unix_s LIMIT ?)",
                 (over,),
             )
 

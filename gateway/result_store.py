@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from attrs import frozen
 
-from gateway.threaded_sqlite import ThreadedSqlite
-from protocol.clock import WallClock, wall_now
+from gateway.threaded_sqlite import ThreadedSqlite, stamp, sweepable
+from protocol.clock import WallClock, WallTime, wall_now
 from protocol.control_frames import Result
 
 T = TypeVar("T")
@@ -101,19 +101,19 @@ class SqliteResults(ThreadedSqlite):
         row: tuple[int, int] = self._db.execute(
             "INSERT INTO sessions(tenant, id, received, touched_unix_s) VALUES(?,?,0,?) "
             "ON CONFLICT(tenant, id) DO UPDATE SET touched_unix_s = excluded.touched_unix_s RETURNING number, received",
-            (tenant, session, self._wall().unix_s),
+            (tenant, session, stamp(self._wall())),
         ).fetchone()
         return row
 
     def _keep(self, tenant: str, session: str, results: tuple[Result, ...]) -> int:
-        now_unix_s = self._wall().unix_s
+        now = self._wall()
         self._db.execute("BEGIN IMMEDIATE")
         try:
             number, received = self._number(tenant, session)
             for result in results:
                 if result.seq == received + 1:
                     received += 1
-                    row = (number, received, result.of, result.kind, _body(result.body), now_unix_s)
+                    row = (number, received, result.of, result.kind, _body(result.body), stamp(now))
                     self._db.execute("INSERT OR REPLACE INTO results VALUES(?,?,?,?,?,?)", row)
             self._db.execute("UPDATE sessions SET received = ? WHERE number = ?", (received, number))
             self._db.execute(
@@ -121,18 +121,20 @@ class SqliteResults(ThreadedSqlite):
             )
             self._kept += len(results)
             if self._kept >= 1_000:
-                self._sweep(now_unix_s)
+                self._sweep(now)
             self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk may have ended it
+                self._db.execute("ROLLBACK")
             raise
         return received
 
-    def _sweep(self, now_unix_s: float) -> None:
+    def _sweep(self, now: WallTime) -> None:
         self._kept = 0
-        oldest_unix_s = now_unix_s - self._bounds.age_s
-        self._db.execute("DELETE FROM results WHERE at_unix_s < ?", (oldest_unix_s,))
-        self._db.execute("DELETE FROM sessions WHERE touched_unix_s < ?", (oldest_unix_s,))
+        if sweepable(self._db, now, ("results", "at_unix_s"), ("sessions", "touched_unix_s")):
+            oldest_unix_s = now.unix_s - self._bounds.age_s
+            self._db.execute("DELETE FROM results WHERE at_unix_s < ?", (oldest_unix_s,))
+            self._db.execute("DELETE FROM sessions WHERE touched_unix_s < ?", (oldest_unix_s,))
         over = self._db.execute("SELECT count(*) FROM sessions").fetchone()[0] - self._bounds.sessions
         if over > 0:
             self._db.execute(

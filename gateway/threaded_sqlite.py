@@ -9,9 +9,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from protocol.clock import WallTime
 from protocol.durable import open_sqlite, sqlite_error
 
 T = TypeVar("T")
+
+
+def stamp(now: WallTime) -> float:
+    """The time to keep beside a row; 0 from a clock that was not set yet, for those are set right by `sweepable`."""
+    return now.unix_s if now.trusted else 0.0
+
+
+def sweepable(db: sqlite3.Connection, now: WallTime, *columns: tuple[str, str]) -> bool:
+    """Whether rows may be judged by their age now. Rows of a time before the clock was set begin to age here, or a
+    device without a battery clock would forget everything when the network tells it the time. columns: (table, name).
+    """
+    if not now.trusted:
+        return False
+    for table, column in columns:
+        db.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = 0", (now.unix_s,))
+    return True
 
 
 class ThreadedSqlite:

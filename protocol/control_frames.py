@@ -22,6 +22,7 @@ SCHEMA = "midstream.channel/1.0"
 PATH = "/midstream/v1/channel"
 MAX_FRAME_BYTES = 64 << 10
 MAX_ENGINES = 32
+MAX_NAME_CHARS = 256
 MAX_WAITING = 10_000
 """Numbered frames that wait for an acknowledgement; one more is refused."""
 
@@ -146,6 +147,10 @@ def _check_hello(hello: Hello) -> None:
     for name in ("engines", "models"):
         if len(getattr(hello, name)) > MAX_ENGINES:
             raise ProtocolError(f"{name} has more than {MAX_ENGINES} names", field=name)
+        if any(len(one) > MAX_NAME_CHARS for one in getattr(hello, name)):
+            raise ProtocolError(f"a name in {name} has more than {MAX_NAME_CHARS} characters", field=name)
+    if len(hello.device) > MAX_NAME_CHARS:
+        raise ProtocolError(f"device has more than {MAX_NAME_CHARS} characters", field="device")
 
 
 @define

@@ -184,3 +184,30 @@ async def test_what_kept_a_conversation_here_outlives_later_turns_and_a_restart(
     store = SqliteConversations(tmp_path / "c.sqlite")
     assert (await store.stays("a", "c1"), await store.stays("b", "c1")) == ("a label", "")
     await store.close()
+
+
+async def test_a_clock_that_is_set_later_forgets_nothing_that_was_just_said(tmp_path: Path) -> None:
+    clock = [WallTime(100.0, False)]
+    store = SqliteConversations(tmp_path / "c.sqlite", wall=lambda: clock[0])
+    await store.extend("a", "early", turns("u1", "a1"), "d")
+    clock[0] = WallTime(1.8e9, True)
+    await store.extend("a", "late", turns("u1", "a1"), "d")
+    assert await store.turns("a", "early")
+    clock[0] = WallTime(500.0, False)
+    await store.extend("a", "back", turns("u1", "a1"), "d")
+    clock[0] = WallTime(1.8e9 + 31 * 86_400.0, True)
+    await store.extend("a", "later", turns("u1", "a1"), "d")
+    assert [bool(await store.turns("a", name)) for name in ("early", "late", "back", "later")] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    await store.close()
+
+
+async def test_one_tenant_does_not_push_out_the_conversations_of_others(tmp_path: Path) -> None:
+    store = SqliteConversations(tmp_path / "c.sqlite", ConversationBounds(conversations=5))
+    await store.extend("small", "only", turns("u1", "a1"), "d")
+    for number in range(20):
+        await store.extend("greedy", str(number), turns("u1", "a1"), "d")
+    assert await store.turns("small", "only") and await store.turns("greedy", "19")
+    assert not await store.turns("greedy", "0")
+    await store.close()
