@@ -231,7 +231,7 @@ class Shadows:
         ending = Ending(
             ports=evolve(ports, cache=NoCache(), conversations=NoConversations(), audit=record), request_id=request_id,
             caller=case.caller, asked=chat, routed=case.routed, findings=case.findings, redaction=redaction,
-            key=CacheKey(case.caller.tenant, asked, personal=True), reservation=spending.reservation,
+            key=CacheKey(case.caller.tenant, asked), reservation=spending.reservation,
             spending=spending, targets={target.name: target}, cached=False, saved_tokens=0,
         )  # fmt: skip
         return Answer(
