@@ -33,13 +33,13 @@ from benchmarks.soak_house import STATE_PATH, HouseSetup
 from benchmarks.soak_requests import SMALL, STEADY, Asked, Mix, fault_of
 
 MINUTES = 30.0
-QUICK_S = 24.0
+QUICK_S = 20.0
 WORKERS = 12
 PAUSE_S = 0.1
 """Mean pause of a worker between two requests: a soak is long, not fast."""
 BURST_EVERY_S = 6.0
 BURST = 48
-ANSWER_S = 25.0
+ANSWER_S = 15.0
 """More than the house's own deadline of a request."""
 SETTLE_S = 12.0
 WARM_SHARE = 0.25

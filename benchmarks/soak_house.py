@@ -152,7 +152,7 @@ def providers(setup: HouseSetup) -> ProviderHouse:
     """Three models at two providers; bounds short enough for a soak."""
     bounds = {
         "kind": "openai", "keyless": True, "attempts": 2, "first_byte_s": FIRST_BYTE_S, "between_s": STALL_S,
-        "total_s": 20.0,
+        "total_s": 10.0,
     }  # fmt: skip
     tables = [
         {"name": name, "base_url": f"http://127.0.0.1:{port}", **bounds}
@@ -213,7 +213,7 @@ async def soak_house(setup: HouseSetup) -> AsyncIterator[int]:
             targets=lambda: [here, there, *house.targets()], policy=lambda: policy, keys=keys, limits=limits,
             audit=audit, cache=memory.cache, conversations=memory.conversations,
         )  # fmt: skip
-        settings = GatewaySettings(max_concurrent=setup.room, drain_s=1.0, deadline_s=20.0)
+        settings = GatewaySettings(max_concurrent=setup.room, drain_s=1.0, deadline_s=10.0)
         mount: Mount = remembering(build(settings, ports), memory)
         await mount.start()
         stack.push_async_callback(mount.stop)
