@@ -40,6 +40,8 @@ class Finding:
 
 
 Checker = Callable[[], Iterable[Finding]]
+Status = Callable[[], Mapping[str, object]]
+"""The running agent's status document; raises MidstreamError when none answers."""
 
 
 def run(checks: Sequence[tuple[str, Checker]]) -> list[Finding]:
@@ -61,16 +63,16 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return EXIT_COULD_BE_BETTER if "warning" in levels else EXIT_OK
 
 
-def standard_checks(config: AgentConfig) -> list[tuple[str, Checker]]:
-    """The checks that need no network."""
+def standard_checks(config: AgentConfig, status: Status) -> list[tuple[str, Checker]]:
+    """The checks that need no network; `status` asks the agent on this machine."""
     return [
         ("packages", lambda: check_packages(importlib.metadata.packages_distributions())),
         ("clock", lambda: check_clock(wall_now)),
         ("state", lambda: check_folder(config.state_dir)),
         ("disk", lambda: check_disk(config.models_dir)),
-        ("port", lambda: check_port(config.host, config.port)),
+        ("port", lambda: check_port(config.host, config.port, status)),
         ("engines", check_engines),
-        ("models", lambda: check_models(config)),
+        ("models", lambda: check_models(config, status)),
         ("webrtc", lambda: check_webrtc(config.webrtc, bool(config.webrtc_servers), installed())),
     ]
 
@@ -131,24 +133,33 @@ def check_disk(folder: Path) -> Iterable[Finding]:
         yield Finding("disk", "ok", f"{free >> 20} MiB free for {folder}")
 
 
-def check_port(host: str, port: int) -> Iterable[Finding]:
+def check_port(host: str, port: int, status: Status) -> Iterable[Finding]:
     """The API's port is free, or ours already."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.settimeout(1.0)
         taken = port != 0 and probe.connect_ex((host, port)) == 0
-    if taken:
-        yield Finding(
-            "port", "ok", f"something listens on {host}:{port}; `midstream status` shows whether it is the agent"
-        )
-    else:
+    if not taken:
         yield Finding("port", "ok", f"{host}:{port} is free")
+    elif _running(status) is not None:
+        yield Finding("port", "ok", f"the agent listens on {host}:{port}")
+    else:
+        yield Finding(
+            "port", "warning", f"something listens on {host}:{port} and does not answer as the agent",
+            "`midstream status` tells more; if it is not the agent, end it or set another `port` in agent.toml",
+        )  # fmt: skip
 
 
-def check_running(status: Callable[[], Mapping[str, object]]) -> Iterable[Finding]:
-    """What the running agent warns of, for example a queue that grows while the CPU is idle. `status` may fail."""
+def _running(status: Status) -> Mapping[str, object] | None:
     try:
-        found = status()
+        return status()
     except MidstreamError:
+        return None
+
+
+def check_running(status: Status) -> Iterable[Finding]:
+    """What the running agent warns of, for example a queue that grows while the CPU is idle. `status` may fail."""
+    found = _running(status)
+    if found is None:
         yield Finding("agent", "ok", "no agent runs here now, so nothing is known of its queues")
         return
     warnings = found.get("warnings")
@@ -176,8 +187,11 @@ def check_engines() -> Iterable[Finding]:
             yield Finding("engines", "error", problem, step)
 
 
-def check_models(config: AgentConfig) -> Iterable[Finding]:
-    """Configured models are in the store; without `tensor_models` every pulled one is served."""
+def check_models(config: AgentConfig, status: Status) -> Iterable[Finding]:
+    """Configured models are in the store; without `tensor_models` every pulled one is served.
+
+    A text model may come from a flag of the running agent, which its status knows and `config` does not.
+    """
     wanted = [*config.tensor_models, *([config.text_model] if config.text_model else [])]
     if not wanted:
         pulled = sorted(entry.parent.name for entry in config.models_dir.glob("*/entry.json"))
@@ -185,7 +199,7 @@ def check_models(config: AgentConfig) -> Iterable[Finding]:
             yield Finding("models", "ok", f"pulled: {', '.join(pulled[:MAX_NAMED])}")
         else:
             yield Finding("models", "warning", f"no model is in {config.models_dir}", "`midstream models list`, `pull`")
-    if config.text_model is None:
+    if config.text_model is None and not _serves_text(_running(status)):
         yield from _unused_text(config.models_dir)
     for name in wanted:
         folder = config.models_dir / name
@@ -193,6 +207,10 @@ def check_models(config: AgentConfig) -> Iterable[Finding]:
             yield Finding("models", "ok", f"{name} is in the store")
         else:
             yield Finding("models", "error", f"{name} is not in {config.models_dir}", f"`midstream models pull {name}`")
+
+
+def _serves_text(found: Mapping[str, object] | None) -> bool:
+    return found is not None and bool(found.get("text_model")) and found.get("text_place") != "cloud"
 
 
 def _unused_text(models_dir: Path) -> Iterable[Finding]:

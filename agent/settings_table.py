@@ -32,6 +32,11 @@ class Setting:
     secret: bool = False
 
     @property
+    def form(self) -> str:
+        """What the value looks like, for the list of flags: `HOST:PORT`, `off|exact|semantic`."""
+        return "|".join(self.parse.words) if isinstance(self.parse, Choice) else _FORMS.get(self.parse, "NUMBER")
+
+    @property
     def variable(self) -> str:
         """Name of the environment variable."""
         return self.env or ENV_PREFIX + self.name.upper()
@@ -98,13 +103,20 @@ def _real(low: float, high: float) -> Callable[[Any], float]:
     return parse
 
 
-def _choice(*words: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in words:
-            raise ValueError("one of " + ", ".join(words))
+@frozen
+class Choice:
+    """One of `words`."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, value: Any) -> str:
+        if value not in self.words:
+            raise ValueError("one of " + ", ".join(self.words))
         return str(value)
 
-    return parse
+
+def _choice(*words: str) -> Choice:
+    return Choice(words)
 
 
 def parse_address(value: Any) -> tuple[str, int]:
@@ -115,6 +127,10 @@ def parse_address(value: Any) -> tuple[str, int]:
         raise ValueError("host:port")
     return host, int(port)
 
+
+_FORMS: dict[Callable[[Any], Any], str] = {
+    _text: "TEXT", _key: "TEXT", _flag: "true|false", _names: "A,B", parse_address: "HOST:PORT",
+}  # fmt: skip
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("state_dir", _text, "folder for identity, policy and what was learnt"),

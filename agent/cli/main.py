@@ -60,7 +60,7 @@ def usage() -> str:
         "Moves inference between a device and the cloud while it runs.\n\n"
         f"verbs:\n{verbs}\n\n"
         "`midstream VERB --help` lists the options of a verb.\n"
-        "exit codes: 0 done, 1 failed, 2 wrong use or configuration, 130 interrupted"
+        "exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 could be better (doctor), 130 interrupted"
     )
 
 

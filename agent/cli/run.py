@@ -98,9 +98,13 @@ def doctor(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     config = _config(options)
-    running = partial(get_json, local_url(config), STATUS_PATH, deadline_s=RUNNING_S)
-    checks = [("agent", lambda: check_running(lambda: asyncio.run(running())))]
-    findings = run([*board_checks(), *standard_checks(config), *checks, *coordinator_checks(config)])
+    ask = partial(get_json, local_url(config), STATUS_PATH, deadline_s=RUNNING_S)
+
+    def status() -> dict[str, Any]:
+        return asyncio.run(ask())
+
+    checks = [("agent", lambda: check_running(status))]
+    findings = run([*board_checks(), *standard_checks(config, status), *checks, *coordinator_checks(config)])
     if options.json:
         print(json.dumps([{"check": f.check, "level": f.level, "text": f.text, "next": f.next_step} for f in findings]))
     else:
@@ -149,7 +153,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help="agent.toml (default: the user's, then /etc/midstream)")
     for setting in FLAGS:
         flag = "--" + setting.name.replace("_", "-")
-        parser.add_argument(flag, dest=f"set_{setting.name}", metavar="VALUE", help=setting.help.replace("%", "%%"))
+        text = setting.help.replace("%", "%%")
+        parser.add_argument(flag, dest=f"set_{setting.name}", metavar=setting.form, help=text)
 
 
 def _config(options: argparse.Namespace) -> AgentConfig:
