@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cloud_stub.tenants_cli import AUDIT_FOLDER, add_state_flags, seconds, state
 from protocol.errors import ConfigError
 
 PER_MILLION = 1e-6
+HERE = " - this is the coordinator's record; an agent keeps its own: --folder AGENT_STATE_DIR/audit"
 
 
 def report(argv: list[str]) -> int:
@@ -36,6 +38,8 @@ def _report(options: argparse.Namespace) -> int:
     after_s = time.time() - options.since if options.since else 0.0
     folder = options.folder or state_dir(options) / AUDIT_FOLDER
     found = summarise((row for row in records(folder) if float(row["at_s"]) >= after_s), max(1.0, options.every))
+    if not found.requests:
+        print(f"no request is recorded in {folder}{HERE}", file=sys.stderr)
     if options.json:
         print(json.dumps(found.headline(prices)))
     else:

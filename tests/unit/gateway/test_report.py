@@ -169,3 +169,12 @@ def test_groups_of_shadows_are_bounded() -> None:
     found = summarise(SHADOW | {"intent": f"i{number}"} for number in range(3 * MAX_ROWS))
     assert len(found.shadow.groups) == MAX_ROWS + 1
     assert found.shadow.total.requests == 3 * MAX_ROWS
+
+
+def test_an_empty_record_says_where_an_agents_own_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "audit-000001.jsonl").touch()
+    assert report_command(["--folder", str(tmp_path / "audit"), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["requests"] == 0
+    assert "no request is recorded" in shown.err and "--folder AGENT_STATE_DIR/audit" in shown.err
