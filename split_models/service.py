@@ -231,7 +231,7 @@ def encoded_input(request: InferRequest, shown: Shown) -> bytes | None:
     if shown.recipe is None:
         raise BadRequest(
             f"{shown.name} takes no encoded input",
-            next_step="send the tensor that its metadata names",
+            next_step=f"send the tensors that GET /v2/models/{shown.name} names, or `models add --recipe` it",
             field=tensor.name,
         )
     if shown.input_name is not None and tensor.name not in (shown.input_name, IMAGE):
