@@ -34,7 +34,7 @@ from protocol.control_frames import (
     read_frame,
     write_frame,
 )
-from protocol.errors import Full, LinkError, MidstreamError, ProtocolError
+from protocol.errors import ConfigError, Full, LinkError, MidstreamError, ProtocolError
 from protocol.policy import Policy
 
 log = logging.getLogger("midstream.gateway.channel")
@@ -206,7 +206,7 @@ class ControlChannel:
             return
         except MidstreamError as err:
             with contextlib.suppress(LinkError):
-                await stream.send(write_frame(Bye(reason=f"{err.message}; {err.next_step}"[:2000])))
+                await stream.send(write_frame(Bye(reason=_told(err))))
             return
         try:
             await self._serve(session, stream)
@@ -214,7 +214,7 @@ class ControlChannel:
             pass
         except MidstreamError as err:
             with contextlib.suppress(LinkError):
-                await stream.send(write_frame(Bye(reason=f"{err.message}; {err.next_step}"[:2000])))
+                await stream.send(write_frame(Bye(reason=_told(err))))
         finally:
             if session.stream is stream:
                 session.stream = session.handler = None
@@ -332,6 +332,14 @@ class ControlChannel:
                 self._sessions.pop((session.caller.tenant, session.id), None)
         self.reaped += len(silent)
         return len(silent)
+
+
+def _told(err: MidstreamError) -> str:
+    """What an app may know: faults of this machine's disk are its operator's."""
+    if isinstance(err, ConfigError):
+        log.warning("the control channel cannot keep what apps tell: %s", err)
+        return "results cannot be kept here now; connect again later"
+    return f"{err.message}; {err.next_step}"[:2000]
 
 
 def _once(data: bytes) -> bool:

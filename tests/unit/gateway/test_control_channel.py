@@ -47,6 +47,7 @@ class House:
     """A channel with apps on it."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.desired = Desired("device", "m")
         settings = ChannelSettings(heartbeat_s=60.0, waiting=4, send_s=0.05)
         self.channel = ControlChannel(
@@ -112,3 +113,15 @@ async def test_names_in_a_hello_are_bounded(house: House, hello: dict[str, objec
     (bye,) = (read_frame(frame) for frame in app.sent)
     assert isinstance(bye, Bye) and f"{next(iter(hello))}" in bye.reason and "256" in bye.reason
     assert not house.channel.sessions
+
+
+async def test_a_full_disk_is_told_to_the_operator_and_not_to_apps(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    (house.folder / "r.sqlite").write_bytes(b"no database, " * 100)
+    app = AppStream()
+    app.say(write_frame(Hello(session="0" * 32)))
+    await house.channel.handle(Request("GET", PATH, {}), app)
+    (bye,) = (read_frame(frame) for frame in app.sent)
+    assert isinstance(bye, Bye) and "later" in bye.reason and "sqlite" not in bye.reason
+    assert any("r.sqlite" in record.message for record in caplog.records)
