@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from gateway.context import Caller
 from gateway.ports import (
@@ -22,7 +22,7 @@ from gateway.settings import GatewayPorts
 from gateway.spending import Spending
 from gateway.targets import Target
 from protocol.chat import ChatRequest
-from protocol.text import FinishReason, Message, Usage
+from protocol.text import FinishReason, Message, Usage, sayable
 
 
 @frozen
@@ -42,6 +42,25 @@ class Made:
     shown: Message
     ttft_s: float | None
     total_s: float
+
+
+def sound(made: Made) -> Made:
+    """The answer with half surrogate pairs mended: what is kept is read again, and asked with, in UTF-8."""
+    text, shown = "".join(made.pieces), made.shown
+    whole, calls = sayable(text), _sound_calls(made.calls)
+    said = evolve(shown, content=sayable(shown.content), tool_calls=_sound_calls(shown.tool_calls))
+    if whole == text and calls == made.calls and said == shown:
+        return made
+    return evolve(made, pieces=made.pieces if whole == text else (whole,), calls=calls, shown=said)
+
+
+def _sound_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    def mended(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: mended(item) for name, item in value.items()}
+        return sayable(value) if isinstance(value, str) else value
+
+    return tuple(mended(call) for call in calls)
 
 
 @frozen
@@ -68,6 +87,7 @@ class Ending:
 
     async def run(self, made: Made) -> None:
         """Once, whatever became of the answer."""
+        made = sound(made)
         spent = self._spent(made)
         await self.reservation.settle(spent)
         self.ports.audit.invocation(self._record(made, spent))

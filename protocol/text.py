@@ -49,6 +49,12 @@ class Message:
     parts: tuple[Part, ...] = ()
 
 
+def sayable(text: str) -> str:
+    """The same text in UTF-8's reach: JSON can say half a surrogate pair. Halves that meet become their character,
+    others U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 @frozen
 class CallDelta:
     """A piece of a tool call, from an engine that tells calls apart from text.

@@ -49,6 +49,17 @@ class UpstreamPiece:
     alternatives: tuple[tuple[bytes, float], ...] = ()
 
 
+MOST_TOKENS = 100_000_000
+"""No request takes as many: a server that tells more is wrong about all of its counts."""
+
+
+def plausible(usage: Usage | None) -> Usage | None:
+    """None for counts that cannot be true: what was taken is then unknown, not nothing and not a fortune."""
+    if usage is None or max(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) > MOST_TOKENS:
+        return None
+    return usage
+
+
 @frozen
 class UpstreamDelta:
     """One chunk: new text, tokens when the server names them, pieces of tool calls, the end, the usage.
@@ -59,7 +70,7 @@ class UpstreamDelta:
     text: str = ""
     pieces: tuple[UpstreamPiece, ...] = ()
     finish: FinishReason | None = None
-    usage: Usage | None = None
+    usage: Usage | None = field(default=None, converter=plausible)
     calls: tuple[CallDelta, ...] = ()
     token_ids: tuple[int, ...] = ()
     reasoning: str = ""
@@ -204,8 +215,11 @@ def text_of(prefix: Sequence[Token]) -> str:
 
 
 def count_of(raw: Any) -> int:
-    """A token count, 0 for anything else."""
-    return raw if type(raw) is int and raw >= 0 else 0
+    """A token count; 0 where there is none. Anything that cannot be one makes its usage none (`plausible`)."""
+    if raw is None:
+        return 0
+    whole = int(raw) if type(raw) is float and raw.is_integer() else raw
+    return whole if type(whole) is int and 0 <= whole <= MOST_TOKENS else MOST_TOKENS + 1
 
 
 # Errors.
