@@ -56,7 +56,7 @@ class AppsApi:
         if not after.isdecimal() or len(after) > 12:
             raise BadRequest("after is no number", field="after")
         tenant = request.query.get("tenant", "local")
-        found = await self._results.results(tenant, request.params["session"], int(after))
+        found = await self._results.results(tenant, request.params["session"], int(after), MAX_RESULTS + 1)
         return _json({"results": [plain(result) for result in found[:MAX_RESULTS]], "more": len(found) > MAX_RESULTS})
 
     async def _instruct(self, request: Request) -> Response:

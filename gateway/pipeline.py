@@ -92,7 +92,7 @@ class TextWay:
         with the first piece.
         """
         policy, came_s = self.ports.policy(), self.ports.clock()
-        chat = within_limits(await self.ports.conversations.opened(caller, asked), policy.limits)
+        chat = _bounded(asked, await self.ports.conversations.opened(caller, asked), policy.limits)
         spending = await self._reserved(chat, caller)
         try:
             return await self._admitted(asked, chat, caller, policy, spending, came_s)
@@ -449,6 +449,19 @@ def degraded(routed: Routed, reservation: Reservation) -> Routed:
         return routed
     reason = "the cost cap is reached: the device answers"
     return evolve(routed, reason=reason, constraints=evolve(routed.constraints, local_only=True, reason=reason))
+
+
+def _bounded(asked: ChatRequest, opened: ChatRequest, limits: LimitsPolicy) -> ChatRequest:
+    """As `within_limits`; a client cannot shorten what was kept for it, so it is told what it can do."""
+    within_limits(asked, limits)
+    try:
+        return within_limits(opened, limits)
+    except TooLarge as err:
+        raise TooLarge(
+            f"with its conversation {err.message}",
+            next_step="begin another conversation_id, with a summary of this one if it matters",
+            field="conversation_id",
+        ) from err
 
 
 def within_limits(chat: ChatRequest, limits: LimitsPolicy) -> ChatRequest:

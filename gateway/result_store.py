@@ -40,11 +40,15 @@ _MIGRATIONS = (
 )
 
 
+MOST_RESULTS = 10_000
+"""Of one session: what is kept, and what is read at once where nobody asks for less."""
+
+
 @frozen
 class ResultBounds:
     """results: of one session; sessions: of all tenants; age_s: of both. The oldest go first."""
 
-    results: int = 10_000
+    results: int = MOST_RESULTS
     sessions: int = 50_000
     age_s: float = 7 * 86_400.0
 
@@ -60,8 +64,8 @@ class ResultStore(Protocol):
         """Keep those that follow what is there without a gap; returns the last number that is kept now."""
         ...
 
-    async def results(self, tenant: str, session: str, after: int = 0) -> Sequence[Result]:
-        """In order."""
+    async def results(self, tenant: str, session: str, after: int = 0, most: int = MOST_RESULTS) -> Sequence[Result]:
+        """In order, `most` of them."""
         ...
 
     async def close(self) -> None: ...
@@ -84,9 +88,9 @@ class SqliteResults(ThreadedSqlite):
         """See ResultStore."""
         return await self._do(self._keep, tenant, session, tuple(results))
 
-    async def results(self, tenant: str, session: str, after: int = 0) -> Sequence[Result]:
+    async def results(self, tenant: str, session: str, after: int = 0, most: int = MOST_RESULTS) -> Sequence[Result]:
         """See ResultStore."""
-        return await self._do(self._results, tenant, session, after)
+        return await self._do(self._results, tenant, session, after, most)
 
     # Below: the store's own thread only.
 
@@ -142,11 +146,11 @@ class SqliteResults(ThreadedSqlite):
                 (over,),
             )
 
-    def _results(self, tenant: str, session: str, after: int) -> Sequence[Result]:
+    def _results(self, tenant: str, session: str, after: int, most: int) -> Sequence[Result]:
         rows = self._db.execute(
             "SELECT seq, of, kind, body FROM results JOIN sessions ON number = session "
-            "WHERE tenant = ? AND id = ? AND seq > ? ORDER BY seq",
-            (tenant, session, after),
+            "WHERE tenant = ? AND id = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (tenant, session, after, most),
         )
         return [Result(seq=seq, of=of, kind=kind, body=json.loads(body)) for seq, of, kind, body in rows]
 

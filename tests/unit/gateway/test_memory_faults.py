@@ -26,7 +26,7 @@ from protocol.chat import ChatRequest
 from protocol.control_frames import Result
 from protocol.durable import open_sqlite
 from protocol.errors import ConfigError
-from protocol.policy import Policy
+from protocol.policy import LimitsPolicy, Policy
 from protocol.policy_privacy import PrivacyPolicy
 from protocol.text import Message
 
@@ -136,6 +136,14 @@ async def test_a_turn_that_cannot_be_kept_is_told_to_the_operator_only(
     assert any("is not kept" in record.message for record in caplog.records)
 
 
+async def test_results_are_read_as_many_as_are_asked_for(tmp_path: Path) -> None:
+    store = SqliteResults(tmp_path / "results.sqlite")
+    await store.keep("t", "s", tuple(Result(seq=seq, of="x", kind="part") for seq in range(1, 8)))
+    assert [result.seq for result in await store.results("t", "s", 2, 3)] == [3, 4, 5]
+    assert len(await store.results("t", "s")) == 7
+    await store.close()
+
+
 async def test_results_of_apps_say_that_the_disk_is_at_fault(tmp_path: Path) -> None:
     store = SqliteResults(tmp_path / "results.sqlite")
     assert await store.keep("t", "s", (Result(seq=1, of="x", kind="done"),)) == 1
@@ -184,3 +192,17 @@ async def test_a_conversation_with_a_turn_that_had_to_stay_stays(house: House) -
     assert not house.cloud.prepared
     other = await house.ask("and now?", conversation_id="d")
     assert other.headers["x-midstream-target"] == "cloud"
+
+
+async def test_a_conversation_that_has_grown_over_the_bound_says_so_and_not_that_the_turn_is_long(house: House) -> None:
+    text_of(await house.ask("word " * 60, conversation_id="c"))
+    house.policy = Policy(limits=LimitsPolicy(max_prompt_bytes=200))
+    response = await house.ask("hi", conversation_id="c")
+    assert isinstance(response.body, bytes)
+    error = json.loads(response.body)["error"]
+    assert (response.status, error["param"]) == (413, "conversation_id") and "another conversation_id" in error[
+        "message"
+    ]
+    long = await house.ask("word " * 60, conversation_id="c")
+    assert isinstance(long.body, bytes) and json.loads(long.body)["error"]["param"] == "messages"
+    assert text_of(await house.ask("hi", conversation_id="d"))
