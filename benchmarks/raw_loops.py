@@ -2,6 +2,7 @@
 
 The peers that `benchmarks.text_overhead` measures against: nothing between the binding and the clock.
 Input lines are JSON {"prompt": [ids...], "tokens": n}; output lines JSON {"ttft_s", "tokens_per_s", "tokens"}.
+With 0 tokens nothing is generated: the answer comes at once.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ def main() -> int:
     print(json.dumps({"ready": True}), file=out, flush=True)
     for line in sys.stdin:
         task = json.loads(line)
+        if not task["tokens"]:  # how long it takes to be heard, and to be answered
+            print(json.dumps({"ttft_s": 0.0, "tokens_per_s": 0.0, "tokens": 0}), file=out, flush=True)
+            continue
         started_s = time.perf_counter()
         made = loop(task["prompt"], task["tokens"])
         rate = (len(made) - 1) / (made[-1] - made[0]) if len(made) > 1 else 0.0

@@ -33,6 +33,7 @@ MODEL = "smollm2-135m"
 BINDINGS = {"llama_server": "xllamacpp", "llama_cpp": "llama-cpp-python"}
 ANSWER_TOKENS = 96
 FIRST_TOKENS = 2
+HOPS = 6
 FIRST_PAIRS = 8
 """Pairs for the time to first token, per pair for the rate."""
 
@@ -90,6 +91,12 @@ class Raw:
         answer = await self._line()
         return float(answer["ttft_s"]), float(answer["tokens_per_s"])
 
+    async def hop_s(self) -> float:
+        """Seconds from one idle process to the next on this machine: half of a line there and a line back."""
+        begun_s = time.perf_counter()
+        await self.generate([], 0)
+        return (time.perf_counter() - begun_s) / 2
+
     async def stop(self) -> None:
         """End the child."""
         self.process.kill()
@@ -139,7 +146,7 @@ async def one_binding(binding: str, threads: int, turns: int) -> dict[str, list[
     model = default_store().path(MODEL)
     ids_of = tokenizer(str(model))
     series: dict[str, list[float]] = {
-        "ratio": [], "added_ms": [], "raw_tok_s": [], "agent_tok_s": [], "raw_ttft_ms": [],
+        "ratio": [], "added_ms": [], "raw_tok_s": [], "agent_tok_s": [], "raw_ttft_ms": [], "hop_ms": [],
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="midstream-overhead-") as folder:
         arguments_ = [
@@ -176,6 +183,7 @@ async def one_binding(binding: str, threads: int, turns: int) -> dict[str, list[
                 )
                 series["raw_ttft_ms"].append(1e3 * raw_ttft_s)
                 series["added_ms"].append(1e3 * (ttft_s - raw_ttft_s))
+                series["hop_ms"].append(1e3 * await raw.hop_s())
         finally:
             await link.close()
             await raw.stop()
@@ -196,6 +204,7 @@ async def run(turns: int, threads: int) -> dict[str, object]:
         added.append(statistics.median(series["added_ms"]))
         for name, values in series.items():
             keys[f"{binding}_{name}"] = spread(values)
+    print(f"{HOPS} hops lie between a client and llama-server: to the agent, to its worker, to the server, and back")
     return {"tok_s_ratio": min(ratios), "ttft_added_ms": max(added), **keys}
 
 
