@@ -134,7 +134,7 @@ async def test_a_restart_under_fifty_streams_loses_nothing_and_loads_nothing_aga
     await asyncio.gather(*streaming)
     for client in clients:
         assert client.channel is not None
-        await client.channel.settled(15.0)
+        await client.channel.settled(40.0)
     for number, (client, engine) in enumerate(zip(clients, engines, strict=True)):
         assert client.channel is not None and client.channel.connections >= 2
         kept = await house.store.results("local", client.channel.session)
@@ -197,7 +197,7 @@ async def test_a_gateway_that_lost_its_disk_takes_what_waits(tmp_path: Path) -> 
         client.channel.report("late", "part", {})
         house.folder = tmp_path / "two"
         await house.open()
-        await client.channel.settled(15.0)
+        await client.channel.settled(40.0)
         assert "late" in [r.of for r in await house.store.results("local", client.channel.session)]
         await house.channel.instruct(Instruction(id="w", do="warm", model="m"))
         await until(lambda: any(result.of == "w" for result in house.results))
