@@ -117,6 +117,8 @@ async def test_a_restart_under_fifty_streams_loses_nothing_and_loads_nothing_aga
     clients = [app(house, engine) for engine in engines]
     for client, engine in zip(clients, engines, strict=True):
         await client.__aenter__()
+        assert client.channel is not None
+        await client.channel.connected(30.0)
         await client.model("m", "device").generate("load it")
         assert engine.loads == ["m"]
 

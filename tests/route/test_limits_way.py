@@ -168,7 +168,8 @@ async def test_places_of_a_killed_process_are_free_for_the_next(tmp_path: Path) 
             while len(ledger.seen) < 10:
                 await asyncio.sleep(0.01)
         await asyncio.to_thread(gateway.kill)
-        assert (await running).count(429) == 20
+        # Who was not refused before the kill got no answer at all; nobody got an eleventh place.
+        assert 0 < (await running).count(429) <= 20 and len(ledger.seen) == 10
         again = await asyncio.to_thread(start_process, wish)
         try:
             clients.ports = [again.port]
