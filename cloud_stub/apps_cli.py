@@ -31,7 +31,7 @@ def apps(argv: list[str]) -> int:
     route.add_argument("target")
     for verb in (warm, switch, route):
         verb.add_argument("--tenant", help="only apps of this tenant")
-        verb.add_argument("--session", help="only this session")
+        verb.add_argument("--session", help="only the app of one session")
     for verb in (listing, results, warm, switch, route):
         add_state_flags(verb)
     return asyncio.run(_apps(parser.parse_args(argv)))

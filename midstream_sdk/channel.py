@@ -81,7 +81,7 @@ class Channel:
         return len(self._outbox)
 
     async def connected(self, timeout_s: float = 10.0) -> None:
-        """Return once the gateway has welcomed this session. Raises TimeoutError."""
+        """Return once the gateway has welcomed the app. Raises TimeoutError."""
         await asyncio.wait_for(self._connected.wait(), timeout_s)
 
     async def settled(self, timeout_s: float = 10.0) -> None:
@@ -128,10 +128,10 @@ class Channel:
             await stream.send(write_frame(hello))
             welcome = await asyncio.wait_for(self._next(stream), WELCOME_S)
             if not isinstance(welcome, Welcome):
-                raise ProtocolError(getattr(welcome, "reason", "") or "the gateway did not welcome this session")
+                raise ProtocolError(getattr(welcome, "reason", "") or "the gateway did not welcome this app")
             if self.connections:
                 self._outbox.resume(welcome.received)
-            else:  # what waits was never sent; an earlier life of this session may have been
+            else:  # what waits was never sent; an earlier life of the app may have been
                 self._outbox.renumber(welcome.received)
             self._confirmed(0)
             for frame in self._outbox.waiting():
