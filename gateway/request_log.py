@@ -21,14 +21,16 @@ PAUSE_S = 0.2
 
 
 class RequestLog:
-    """An Emit: one line per TextDone at level info. The first one starts the thread, `close` writes what waits."""
+    """An Emit: one line per TextDone at level info. A thread lives while there is something to write.
+
+    `close` ends it once what waits is written; records that come later are not taken.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[TextDone] = deque()
         self._dropped = 0
-        self._wake = threading.Event()
         self._ending = threading.Event()
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()  # held while the thread decides that nothing waits, and while one is started
         self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
@@ -37,32 +39,30 @@ class RequestLog:
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             return
-        self._waiting.append(event)
-        if not self._wake.is_set():
-            self._wake.set()
-            self._start()
+        with self._lock:
+            if self._ending.is_set():
+                return
+            self._waiting.append(event)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="midstream-requests", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         """For threads; idempotent."""
-        self._ending.set()
-        self._wake.set()
-        with self._starting:
+        with self._lock:
+            self._ending.set()
             thread = self._thread
         if thread is not None:
             thread.join()
 
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread is None and not self._ending.is_set():
-                self._thread = threading.Thread(target=self._run, name="midstream-requests", daemon=True)
-                self._thread.start()
-
     def _run(self) -> None:
-        while not self._ending.is_set():
-            self._wake.wait()
+        while True:
             self._ending.wait(PAUSE_S)
-            self._wake.clear()
             self._write()
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
 
     def _write(self) -> None:
         while self._waiting:

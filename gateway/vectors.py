@@ -25,6 +25,9 @@ EXPANSION_ADD = 128
 EXPANSION_SEARCH = 96
 """HNSW's M, ef_construction and ef_search (arXiv 1603.09320, section 4)."""
 
+ADDED_TOGETHER = 1_000
+"""From here on vectors are added by several threads, in an order that differs from run to run and can cost a link."""
+
 
 def _numpy() -> Any:
     import numpy
@@ -146,7 +149,8 @@ class HnswIndex:
         for entry in entries:
             self.remove(entry)
         keys = self._np.asarray(entries, dtype=self._np.uint64)
-        self._index.add(keys, self._np.asarray(vectors, dtype=self._np.float32))
+        threads = 1 if len(keys) < ADDED_TOGETHER else 0  # usearch: 0 is one for each core
+        self._index.add(keys, self._np.asarray(vectors, dtype=self._np.float32), threads=threads)
 
     def remove(self, entry: int) -> None:
         """See VectorIndex."""

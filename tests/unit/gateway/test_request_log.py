@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 from attrs import evolve
@@ -39,6 +40,21 @@ def test_it_is_one_line_at_level_info_whatever_the_model_is_called(caplog: pytes
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert len(record.getMessage().splitlines()) == 1
+
+
+def test_the_thread_ends_when_nothing_waits_and_another_writes_what_comes_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="midstream.requests"):
+        requests = RequestLog()
+        for lines in (1, 2):
+            requests(DONE)
+            for thread in [t for t in threading.enumerate() if t.name == "midstream-requests"]:
+                thread.join(10)
+            assert len(caplog.records) == lines
+        requests.close()
+        requests(DONE)
+    assert len(caplog.records) == 2
 
 
 def test_above_info_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
