@@ -15,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,13 +24,14 @@ from attrs import define, field, frozen
 from benchmarks.report import arguments, percentile, publish, spread
 from engines.llama_cpp import EmbeddedLlamaCpp
 from engines.llama_server import EmbeddedLlamaServer
-from engines.port import Continuation, EngineLoad, TextEngine
+from engines.port import Continuation, TextEngine
 from engines.queued_text import QueuedTextEngine
 from engines.registry import installed_engines
 from engines.store import default_store
 from engines.text_admission import prefill_batch
 from engines.unix_http import local_request
-from protocol.text import Sampling, TextCapabilities, TextRequest
+from engines.wrapping import WrappedTextEngine
+from protocol.text import Sampling, TextRequest
 
 MODEL = "smollm2-135m"
 PHASES = ("queue", "prefill", "decode")
@@ -68,31 +69,16 @@ class Outcome:
         return [trial.stop_cpu_s for trial in self.trials if trial.phase == phase and trial.inside]
 
 
-class Watched:
+class Watched(WrappedTextEngine):
     """A text engine that remembers which prompts reached it."""
 
     def __init__(self, inner: TextEngine) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.prompts: set[object] = set()
-
-    async def capabilities(self) -> TextCapabilities:
-        return await self.inner.capabilities()
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         self.prompts.add(request.prompt)
-        return await self.inner.prepare(request, deadline_s)
-
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self.inner.tokenize(data)
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self.inner.embed(texts)
-
-    def load(self) -> EngineLoad:
-        return self.inner.load()
-
-    async def close(self) -> None:
-        await self.inner.close()
+        return await self._inner.prepare(request, deadline_s)
 
 
 class Bench:

@@ -19,7 +19,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from attrs import field, frozen
 
 from engines.fakes_text import FakeTextEngine, prompt_bytes
 from engines.key_vault import KeyVault
-from engines.port import Continuation, EngineLoad
+from engines.port import Continuation
 from engines.store import ModelStore
+from engines.wrapping import WrappedContinuation, WrappedTextEngine
 from gateway.audit import AuditBounds, FileAudit
 from gateway.keys import KeyRecord, KeyTable, sha256_of
 from gateway.memory import TextMemory, remembering
@@ -48,7 +49,7 @@ from protocol.clock import wall_now
 from protocol.errors import EngineCrashed
 from protocol.policy import DispatchPolicy, LimitsPolicy, MigrationPolicy, Policy, RoutingPolicy
 from protocol.policy_routing import ShadowRouting
-from protocol.text import TextCapabilities, TextRequest, Token
+from protocol.text import TextRequest, Token
 
 ANSWER_TOKENS = 24
 TOKENS_PER_S = 400.0
@@ -70,62 +71,34 @@ class HouseSetup:
     quotas: Mapping[str, Mapping[str, float]] = field(factory=dict)
 
 
-class FaultyEngine:
+class FaultyEngine(WrappedTextEngine):
     """The fake engine, with faults told by words of the prompt: `crash=3` dies at that token, `mute=3` falls silent.
 
     sound: it does not listen to them.
     """
 
     def __init__(self, inner: FakeTextEngine, *, sound: bool = False) -> None:
-        self._inner = inner
+        super().__init__(inner)
+        self._fake = inner
         self._sound = sound
-
-    async def capabilities(self) -> TextCapabilities:
-        return await self._inner.capabilities()
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         found = [] if self._sound else _FAULT.findall(prompt_bytes(request.prompt)[-4096:])
         inner = await self._inner.prepare(request, deadline_s)
-        self._inner.prepared.clear()  # a test's memory, which would be taken for the house's
+        self._fake.prepared.clear()  # a test's memory, which would be taken for the house's
         return FaultyContinuation(inner, {name.decode(): int(at) for name, at in found})
 
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self._inner.tokenize(data)
 
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self._inner.embed(texts)
-
-    def load(self) -> EngineLoad:
-        return self._inner.load()
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
-class FaultyContinuation:
+class FaultyContinuation(WrappedContinuation):
     """One answer, up to its fault."""
 
     def __init__(self, inner: Continuation, faults: Mapping[str, int]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._faults = faults
         self._closed = asyncio.Event()
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
-
-    async def extend(self, tokens: Sequence[Token]) -> None:
-        await self._inner.extend(tokens)
-
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         return self._tokens(self._inner.start(at, ahead_tokens))
-
-    def acknowledge(self, index: int) -> None:
-        self._inner.acknowledge(index)
 
     async def close(self) -> None:
         self._closed.set()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from engines.port import Continuation, EngineLoad, TextEngine
+from engines.port import TextEngine
 from engines.worker import WorkerEngine
-from protocol.text import TextCapabilities, TextRequest
+from engines.wrapping import WrappedTextEngine
 
 
-class HereOrWorker:
+class HereOrWorker(WrappedTextEngine):
     """TextEngine that passes everything on to the one it made.
 
     Args:
@@ -31,22 +31,4 @@ class HereOrWorker:
         in_process: bool,
     ) -> None:
         self.model = name
-        self._inner: TextEngine = make(**settings) if in_process else WorkerEngine(target, settings, name=name)
-
-    async def capabilities(self) -> TextCapabilities:
-        return await self._inner.capabilities()
-
-    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        return await self._inner.prepare(request, deadline_s)
-
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self._inner.tokenize(data)
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self._inner.embed(texts)
-
-    def load(self) -> EngineLoad:
-        return self._inner.load()
-
-    async def close(self) -> None:
-        await self._inner.close()
+        super().__init__(make(**settings) if in_process else WorkerEngine(target, settings, name=name))

@@ -6,20 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Literal
 
-from engines.port import Continuation, EngineLoad, TextEngine
+from engines.port import Continuation, TextEngine
+from engines.wrapping import WrappedContinuation, WrappedTextEngine
 from protocol.errors import LinkClosed
-from protocol.text import TextCapabilities, TextRequest, Token
+from protocol.text import TextRequest, Token
 
 Phase = Literal["prepare", "extend", "start", "token"]
 
 
-class FlakyTextEngine:
+class FlakyTextEngine(WrappedTextEngine):
     """Strikes once when `phase` is entered (`token`: at the third token after a start): dies, or does what it was told.
 
     token_s: each token takes at least so long. A dead engine raises LinkClosed at every call until `revive()`.
     """
 
     def __init__(self, inner: TextEngine, token_s: float = 0.0) -> None:
+        super().__init__(inner)
         self.inner = inner
         self.token_s = token_s
         self.struck = False
@@ -47,39 +49,17 @@ class FlakyTextEngine:
         if self._dead:
             raise LinkClosed(f"killed in phase {phase}")
 
-    async def capabilities(self) -> TextCapabilities:
-        return await self.inner.capabilities()
-
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         self.passing("prepare")
         return FlakyContinuation(self, await self.inner.prepare(request, deadline_s))
 
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self.inner.tokenize(data)
 
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self.inner.embed(texts)
-
-    def load(self) -> EngineLoad:
-        return self.inner.load()
-
-    async def close(self) -> None:
-        await self.inner.close()
-
-
-class FlakyContinuation:
+class FlakyContinuation(WrappedContinuation):
     """Continuation of a FlakyTextEngine."""
 
     def __init__(self, engine: FlakyTextEngine, inner: Continuation) -> None:
-        self._engine, self._inner = engine, inner
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
+        super().__init__(inner)
+        self._engine = engine
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         self._engine.passing("extend")
@@ -91,9 +71,3 @@ class FlakyContinuation:
             await asyncio.sleep(self._engine.token_s)
             self._engine.passing("token", token.index - at)
             yield token
-
-    def acknowledge(self, index: int) -> None:
-        self._inner.acknowledge(index)
-
-    async def close(self) -> None:
-        await self._inner.close()

@@ -18,8 +18,9 @@ from cloud_stub.text import TextHouse
 from engines.catalogue import load_catalogue
 from engines.fakes_text import FakeTextEngine
 from engines.llama_server import LlamaServerEngine, LlamaServerUrlEngine
-from engines.port import Continuation, EngineLoad, TextEngine
+from engines.port import Continuation, TextEngine
 from engines.store import ModelStore
+from engines.wrapping import WrappedContinuation, WrappedTextEngine
 from gateway.door_limits import DoorLimits
 from gateway.memory import TextMemory
 from links.http import HttpLink
@@ -27,7 +28,7 @@ from links.http_server import serve
 from protocol.clock import wall_now
 from protocol.events import HandedOver, RecordingEmit, TextDone, ignore
 from protocol.policy import MigrationPolicy, Policy
-from protocol.text import TextCapabilities, TextRequest, Token
+from protocol.text import TextRequest, Token
 from tests.contract.word_server import word_server
 from tests.unit.agent.houses import config_for
 
@@ -38,49 +39,25 @@ MOVES_SOON = Policy(
 )
 
 
-class Watched:
+class Watched(WrappedTextEngine):
     """A text engine whose requests are kept: every token that it was given to prefill."""
 
     def __init__(self, inner: TextEngine) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.given: list[Token] = []
         self.tokenized = 0
 
-    async def capabilities(self) -> TextCapabilities:
-        return await self.inner.capabilities()
-
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         self.given.extend(request.prefix)
-        return WatchedContinuation(self, await self.inner.prepare(request, deadline_s))
-
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self.inner.tokenize(data)
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self.inner.embed(texts)
-
-    def load(self) -> EngineLoad:
-        return self.inner.load()
-
-    async def close(self) -> None:
-        await self.inner.close()
+        return WatchedContinuation(self, await self._inner.prepare(request, deadline_s))
 
 
-class WatchedContinuation:
+class WatchedContinuation(WrappedContinuation):
     """Keeps what extends the answer."""
 
     def __init__(self, engine: Watched, inner: Continuation) -> None:
+        super().__init__(inner)
         self._engine = engine
-        self._inner = inner
-        self.start, self.acknowledge, self.close = inner.start, inner.acknowledge, inner.close
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         self._engine.given.extend(tokens)
