@@ -59,7 +59,8 @@ def app_line(app: dict[str, Any]) -> str:
     """One app for a person."""
     state = "connected" if app["connected"] else "away"
     names = f"engines {', '.join(app['engines']) or '-'}; models {', '.join(app['models']) or '-'}"
-    return f"{app['session']}  {app['tenant']:12} {app['device'] or '-':16} {state:9} {names}; {app['waiting']} waiting"
+    line = f"{app['session']}  {app['tenant']:12} {app['device'] or '-':16} {state:9} {names}; {app['waiting']} waiting"
+    return f"{line}, {app['lost']} lost" if app.get("lost") else line
 
 
 def _show(options: argparse.Namespace, document: dict[str, Any], lines: Sequence[str]) -> None:

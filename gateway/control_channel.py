@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, evolve, field, frozen
 
+from gateway.channel_places import SessionPlaces
 from gateway.context import Caller
 from gateway.ports import KeyRing
 from gateway.result_store import ResultStore
@@ -34,7 +35,7 @@ from protocol.control_frames import (
     read_frame,
     write_frame,
 )
-from protocol.errors import ConfigError, Full, LinkError, MidstreamError, ProtocolError
+from protocol.errors import ConfigError, LinkError, MidstreamError, ProtocolError
 from protocol.policy import Policy
 
 log = logging.getLogger("midstream.gateway.channel")
@@ -43,6 +44,10 @@ DEVICE, CLOUD = "device", "cloud"
 HELLO_S = 10.0
 SEND_S = 5.0
 SWEEPS_PER_BEAT = 4
+ROUTE, SWITCH = "route", "switch"
+STATES = (ROUTE, SWITCH)
+"""Ids of what is told anew to every connection; older tellings of it need not arrive."""
+
 SILENT_BEATS = 1.5
 """Apps send a frame at least twice a heartbeat; with the time between two sweeps, two heartbeats are not passed."""
 
@@ -53,12 +58,14 @@ OnResult = Callable[[Caller, str, Result], None]
 @frozen
 class ChannelSettings:
     """heartbeat_s: no connection is silent for two of them. sessions: at once, connected or not; the one that was gone
-    longest goes first. waiting: instructions that one session may leave unacknowledged. send_s: an app that takes no
-    frame for so long is gone; nobody else waits for it."""
+    longest goes first, and no tenant takes all (gateway/channel_places.py). waiting: instructions that one session may
+    leave unacknowledged; the oldest is lost to one more. away_s: a session without a connection is forgotten after it,
+    with what waits for it. send_s: an app that takes no frame for so long is gone; nobody else waits for it."""
 
     heartbeat_s: float = 15.0
     sessions: int = 20_000
     waiting: int = 1_000
+    away_s: float = 86_400.0
     send_s: float = SEND_S
 
 
@@ -83,10 +90,15 @@ class _Session:
     handler: asyncio.Task[None] | None = None
     told: Desired = field(factory=Desired)
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.caller.tenant, self.id
+
 
 @frozen
 class Connected:
-    """A session as others see it."""
+    """A session as others see it. waiting: instructions without an acknowledgement. lost: of those, how many went to
+    make room since the app was last told how many."""
 
     tenant: str
     session: str
@@ -95,6 +107,7 @@ class Connected:
     models: tuple[str, ...]
     connected: bool
     waiting: int
+    lost: int = 0
 
 
 def desired_by(policy: Policy) -> Desired:
@@ -126,7 +139,7 @@ class ControlChannel:
         self._clock = clock
         self._settings = settings or ChannelSettings()
         self._on_result = on_result
-        self._sessions: dict[tuple[str, str], _Session] = {}
+        self._sessions: SessionPlaces[_Session] = SessionPlaces(self._settings.sessions)
         self._sweeper: asyncio.Task[None] | None = None
         self.reaped = 0
 
@@ -144,7 +157,7 @@ class ControlChannel:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
         bye = write_frame(Bye(reason="the gateway stops"))
-        for session in tuple(self._sessions.values()):
+        for session in self._sessions.all():
             if session.stream is not None and session.handler is not None:
                 with contextlib.suppress(LinkError, TimeoutError):
                     await asyncio.wait_for(session.stream.send(bye), 0.2)
@@ -163,35 +176,22 @@ class ControlChannel:
                 s.hello.models,
                 s.stream is not None,
                 len(s.outbox),
+                s.outbox.lost,
             )
-            for s in self._sessions.values()
+            for s in self._sessions.all()
         ]
 
     async def instruct(self, instruction: Instruction, tenant: str | None = None, session: str | None = None) -> int:
-        """Give an instruction to all sessions, to a tenant's, or to one; returns to how many. Sessions with too many
-        that wait are passed over. Raises Full where it was all of them."""
+        """Give an instruction to all sessions, to a tenant's, or to one; returns to how many."""
         chosen = [
-            one for one in self._sessions.values() if tenant in (None, one.caller.tenant) and session in (None, one.id)
+            one for one in self._sessions.all() if tenant in (None, one.caller.tenant) and session in (None, one.id)
         ]
-        full: list[Full] = []
-        sends = []
-        for one in chosen:
-            try:
-                sends.append(self._sent(one, self._put(one, instruction)))
-            except Full as err:
-                full.append(err)
-        await asyncio.gather(*sends)
-        if full and not sends:
-            raise full[0]
-        return len(sends)
+        await asyncio.gather(*(self._give(one, instruction) for one in chosen))
+        return len(chosen)
 
     async def refresh(self) -> None:
         """The desired state changed: tell every session what is new to it."""
-        await asyncio.gather(*(self._retell(session) for session in tuple(self._sessions.values())))
-
-    async def _retell(self, session: _Session) -> None:
-        with contextlib.suppress(Full):
-            await self._tell(session)
+        await asyncio.gather(*(self._tell(session) for session in self._sessions.all() if session.stream is not None))
 
     async def handle(self, request: Request, stream: FrameStream) -> None:
         """One connection. Returns when it ended; a fault of the app's frames is told to it before that."""
@@ -201,7 +201,7 @@ class ControlChannel:
                 hello = await self._next(stream)
             if not isinstance(hello, Hello):
                 raise ProtocolError("the first frame is no hello", field="type")
-            session = await self._attach(caller, hello, stream)
+            session, resumed = await self._attach(caller, hello, stream)
         except (TimeoutError, LinkError):
             return
         except MidstreamError as err:
@@ -209,6 +209,7 @@ class ControlChannel:
                 await stream.send(write_frame(Bye(reason=_told(err))))
             return
         try:
+            await self._greet(session, stream, resumed)
             await self._serve(session, stream)
         except LinkError:
             pass
@@ -218,39 +219,38 @@ class ControlChannel:
         finally:
             if session.stream is stream:
                 session.stream = session.handler = None
+                self._sessions.left(session.key, self._clock())
 
-    async def _attach(self, caller: Caller, hello: Hello, stream: FrameStream) -> _Session:
-        """The session of this hello, on this connection. An older connection of it ends."""
+    async def _attach(self, caller: Caller, hello: Hello, stream: FrameStream) -> tuple[_Session, bool]:
+        """The session of this hello, on this connection, and whether it was known. An older connection of it ends."""
         received = await self._store.received(caller.tenant, hello.session)
         key = (caller.tenant, hello.session)
-        session = self._sessions.pop(key, None)
+        session = self._sessions.get(key)
         resumed = session is not None or received > 0
         if session is None:
-            self._make_room()
+            self._sessions.make_room(caller.tenant)
             outbox = Outbox(self._settings.waiting, hello.received)
             session = _Session(caller, hello.session, outbox, hello, self._clock())
         elif session.handler is not None:
             session.handler.cancel()
-        self._sessions[key] = session
+        self._sessions.connected(key, session)
         session.stream, session.handler = stream, asyncio.current_task()
         session.hello, session.caller, session.heard_s = hello, caller, self._clock()
         session.received = received
         session.told = Desired()
         session.outbox.resume(hello.received)
-        beat_s = self._settings.heartbeat_s
-        await stream.send(write_frame(Welcome(received=received, heartbeat_s=beat_s, resumed=resumed)))
+        session.outbox.keep(lambda frame: isinstance(frame, Instruction) and frame.id not in STATES)
+        return session, resumed
+
+    async def _greet(self, session: _Session, stream: FrameStream, resumed: bool) -> None:
+        """Welcome, what waits, and the present route and model."""
+        lost, beat_s = session.outbox.lost, self._settings.heartbeat_s
+        welcome = Welcome(received=session.received, heartbeat_s=beat_s, resumed=resumed, lost=lost)
+        await stream.send(write_frame(welcome))
+        session.outbox.lost = 0
         for frame in session.outbox.waiting():
             await stream.send(frame)
         await self._tell(session)
-        return session
-
-    def _make_room(self) -> None:
-        if len(self._sessions) < self._settings.sessions:
-            return
-        gone = next((key for key, session in self._sessions.items() if session.stream is None), None)
-        if gone is None:
-            raise Full(f"{self._settings.sessions} apps are connected", retry_after_s=30.0)
-        del self._sessions[gone]
 
     async def _serve(self, session: _Session, stream: FrameStream) -> None:
         while (frame := await self._next(stream)) is not None:
@@ -287,15 +287,16 @@ class ControlChannel:
         told, session.told = session.told, desired
         reason = desired.reason[:500]
         if desired.target and desired.target != told.target:
-            await self._give(session, Instruction(id="route", do="route", target=desired.target, reason=reason))
+            await self._give(session, Instruction(id=ROUTE, do="route", target=desired.target, reason=reason))
         if desired.model and desired.model != told.model:
-            await self._give(session, Instruction(id="switch", do="switch", model=desired.model, reason=reason))
+            await self._give(session, Instruction(id=SWITCH, do="switch", model=desired.model, reason=reason))
 
     async def _give(self, session: _Session, instruction: Instruction) -> None:
-        await self._sent(session, self._put(session, instruction))
-
-    def _put(self, session: _Session, instruction: Instruction) -> bytes:
-        return session.outbox.put(evolve(instruction, id=instruction.id or uuid.uuid4().hex))
+        """Never refused: the oldest that was not acknowledged is lost to it, and the app is told so when it is back."""
+        if len(session.outbox) >= self._settings.waiting:
+            session.outbox.drop_first()
+        data = session.outbox.put(evolve(instruction, id=instruction.id or uuid.uuid4().hex))
+        await self._sent(session, data)
 
     async def _sent(self, session: _Session, data: bytes) -> None:
         """A connection that takes nothing more is ended; what waits is sent to the next one."""
@@ -318,18 +319,21 @@ class ControlChannel:
             await self.refresh()
 
     def sweep(self, now_s: float) -> int:
-        """End connections that fell silent; returns how many."""
+        """End connections that fell silent; returns how many. Sessions that were away for too long are forgotten."""
+        self._sessions.forget_away(now_s - self._settings.away_s)
         silent = [
             session
-            for session in self._sessions.values()
+            for session in self._sessions.all()
             if session.handler is not None and now_s - session.heard_s > SILENT_BEATS * self._settings.heartbeat_s
         ]
         for session in silent:
             assert session.handler is not None
             session.handler.cancel()
             session.stream = session.handler = None
-            if not any(_once(data) for data in session.outbox.waiting()):
-                self._sessions.pop((session.caller.tenant, session.id), None)
+            if any(_once(data) for data in session.outbox.waiting()):
+                self._sessions.left(session.key, now_s)
+            else:
+                self._sessions.drop(session.key)
         self.reaped += len(silent)
         return len(silent)
 

@@ -59,6 +59,8 @@ class Channel:
     ) -> None:
         self.session = session or secrets.token_hex(16)
         self.connections = 0
+        self.lost = 0
+        """Instructions that the gateway gave up, for too many waited for this app's acknowledgement."""
         self._link = link
         self._obey = obey
         self._about = about
@@ -138,6 +140,7 @@ class Channel:
                 await stream.send(frame)
             self._stream, self._heard_s = stream, self._clock()
             self.connections += 1
+            self.lost += welcome.lost
             self._connected.set()
             beating = asyncio.create_task(self._beat_on(stream, welcome.heartbeat_s))
             try:

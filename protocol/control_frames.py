@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from attrs import define, evolve, field, frozen
@@ -44,13 +44,15 @@ class Hello:
 
 @frozen(kw_only=True)
 class Welcome:
-    """The gateway's answer. received: last result it has kept. The app sends a frame (a beat, if it has nothing else)
-    at least twice in heartbeat_s and takes a gateway that is silent for two of them for gone."""
+    """The gateway's answer. received: last result it has kept. lost: instructions of this session that it will not get,
+    for too many waited for its acknowledgement. The app sends a frame (a beat, if it has nothing else) at least twice
+    in heartbeat_s and takes a gateway that is silent for two of them for gone."""
 
     type: Literal["welcome"] = "welcome"
     received: int
     heartbeat_s: float
     resumed: bool = False
+    lost: int = 0
 
 
 @frozen(kw_only=True)
@@ -155,10 +157,12 @@ def _check_hello(hello: Hello) -> None:
 
 @define
 class Outbox:
-    """Numbered frames until they are acknowledged. `last` is the number given last."""
+    """Numbered frames until they are acknowledged. `last` is the number given last; `lost` says how many were dropped
+    without one, since it was set to 0."""
 
     limit: int = MAX_WAITING
     last: int = 0
+    lost: int = field(default=0, init=False)
     _waiting: OrderedDict[int, bytes] = field(factory=OrderedDict, init=False)
 
     def __len__(self) -> int:
@@ -167,28 +171,49 @@ class Outbox:
     def put(self, frame: Instruction | Result) -> bytes:
         """Number a frame and keep it; returns what to send. Raises Full."""
         if len(self._waiting) >= self.limit:
-            raise Full(f"{self.limit} {frame.type} frames wait for an acknowledgement", retry_after_s=5.0)
+            raise Full(
+                f"{self.limit} {frame.type} frames wait for an acknowledgement",
+                retry_after_s=5.0,
+                next_step=f"the other side sends ack with the last seq it took; look whether it is connected ({PATH})",
+            )
         data = write_frame(evolve(frame, seq=self.last + 1))
         self.last += 1
         self._waiting[self.last] = data
         return data
 
+    def drop_first(self) -> None:
+        """The oldest that waits will not be sent again. The others keep their numbers until `resume` closes the gap."""
+        self._waiting.popitem(last=False)
+        self.lost += 1
+
+    def keep(self, wanted: Callable[[Frame], bool]) -> None:
+        """Drop what is not wanted any more, after `resume` and before the rest is sent again: it is numbered anew."""
+        first = self.last - len(self._waiting)
+        frames = [read_frame(data) for data in self._waiting.values()]
+        kept = [frame for frame in frames if frame is not None and wanted(frame)]
+        if len(kept) < len(frames):
+            self._number(kept, first)
+
     def acknowledge(self, seq: int) -> None:
         """Forget everything up to `seq`. A number that was never given is ignored."""
+        self.lost = min(self.lost, max(0, self.last - len(self._waiting) - seq))
         while self._waiting and next(iter(self._waiting)) <= seq:
             self._waiting.popitem(last=False)
 
     def resume(self, received: int) -> None:
         """The other side took everything up to `received`. What waits follows that number without a gap, also when
         the other side has forgotten numbers that it took once."""
-        if self.last - len(self._waiting) <= received <= self.last:
+        first = self.last - len(self._waiting)
+        if first - self.lost <= received <= self.last:
             self.acknowledge(received)
-        else:
+        if received < first or received > self.last:
             self.renumber(received)
 
     def renumber(self, received: int) -> None:
         """Everything that waits is new to the other side, which counts from `received`."""
-        frames = [read_frame(data) for data in self._waiting.values()]
+        self._number([read_frame(data) for data in self._waiting.values()], received)
+
+    def _number(self, frames: Iterable[Frame | None], received: int) -> None:
         self._waiting.clear()
         self.last = received
         for frame in frames:

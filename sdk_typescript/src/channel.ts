@@ -42,6 +42,8 @@ const SILENT_BEATS = 2;
 export class Channel {
   readonly session: string;
   connections = 0;
+  /** Instructions that the gateway gave up, for too many waited for this app's acknowledgement. */
+  lost = 0;
   private readonly waiting = new Map<number, Buffer>();
   private last = 0;
   private taken = 0;
@@ -124,15 +126,18 @@ export class Channel {
 
   private take(data: Buffer): void {
     this.heard = performance.now();
-    let frame: { type?: string; seq?: number; received?: number; heartbeat_s?: number };
+    let frame: { type?: string; seq?: number; received?: number; heartbeat_s?: number; lost?: number };
     try {
       frame = JSON.parse(data.toString("utf8")) as typeof frame;
     } catch {
       this.socket?.terminate();
       return;
     }
-    if (frame.type === "welcome") this.welcome(frame.received ?? 0, frame.heartbeat_s ?? 15);
-    else if (frame.type === "ack") this.confirm(frame.seq ?? 0);
+    if (frame.type === "welcome") {
+      this.lost += frame.lost ?? 0;
+      this.welcome(frame.received ?? 0, frame.heartbeat_s ?? 15);
+    }
+    if (frame.type === "ack") this.confirm(frame.seq ?? 0);
     else if (frame.type === "instruct") this.order(frame as Instruction);
     else if (frame.type === "bye") this.socket?.close();
   }

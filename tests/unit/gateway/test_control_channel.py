@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from gateway.context import Caller
 from gateway.control_channel import ChannelSettings, ControlChannel, Desired
 from gateway.ports import OpenKeys
 from gateway.result_store import SqliteResults
 from links.port import FrameStream, Request
-from protocol.control_frames import PATH, Ack, Bye, Hello, Instruction, read_frame, write_frame
-from protocol.errors import Full
+from protocol.control_frames import PATH, Ack, Bye, Hello, Instruction, Welcome, read_frame, write_frame
 
 
 class AppStream:
@@ -43,23 +43,38 @@ class AppStream:
         """Nothing is open."""
 
 
+SETTINGS = ChannelSettings(heartbeat_s=60.0, waiting=4, send_s=0.05)
+
+
+class NamedKeys(OpenKeys):
+    """A tenant is who says so."""
+
+    def caller(self, headers: Mapping[str, str], remote_ip: str | None, peer: str | None = None) -> Caller:
+        return Caller(tenant=headers.get("who", "local"))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5.0):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
 class House:
     """A channel with apps on it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: ChannelSettings = SETTINGS) -> None:
         self.folder = folder
         self.desired = Desired("device", "m")
-        settings = ChannelSettings(heartbeat_s=60.0, waiting=4, send_s=0.05)
         self.channel = ControlChannel(
-            OpenKeys(), SqliteResults(folder / "r.sqlite"), lambda: self.desired, time.monotonic, settings
+            NamedKeys(), SqliteResults(folder / "r.sqlite"), lambda: self.desired, time.monotonic, settings
         )
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def app(self, number: int) -> AppStream:
+    async def app(self, number: int, tenant: str = "local", received: int = 0) -> AppStream:
         app = AppStream()
         stream: FrameStream = app
-        app.say(write_frame(Hello(session=f"{number:032x}")))
-        self.tasks.append(asyncio.create_task(self.channel.handle(Request("GET", PATH, {}), stream)))
+        app.say(write_frame(Hello(session=f"{number:032x}", received=received)))
+        self.tasks.append(asyncio.create_task(self.channel.handle(Request("GET", PATH, {"who": tenant}), stream)))
         while len(app.sent) < 3:
             await asyncio.sleep(0.005)
         return app
@@ -93,16 +108,56 @@ async def test_apps_that_take_no_frames_hold_up_nobody_and_are_ended(house: Hous
     assert [session.connected for session in house.channel.sessions] == [False] * 8 + [True]
 
 
-async def test_an_app_that_acknowledges_nothing_is_passed_over_and_the_others_are_told(house: House) -> None:
-    await house.app(1)
-    good = await house.app(2)
-    for number in range(4):
+async def test_an_app_that_acknowledges_nothing_loses_the_oldest_and_is_told_how_many(house: House) -> None:
+    lazy, good = await house.app(1), await house.app(2)
+    for number in range(6):
         good.say(write_frame(Ack(seq=100)))
         await asyncio.sleep(0.02)
-        told = await house.channel.instruct(Instruction(id=f"w{number}", do="warm", model="m"))
-        assert told == (2 if number < 2 else 1)
-    with pytest.raises(Full):
-        await house.channel.instruct(Instruction(id="x", do="warm", model="m"), session=f"{1:032x}")
+        assert await house.channel.instruct(Instruction(id=f"w{number}", do="warm", model="m")) == 2
+    assert [(one.waiting, one.lost) for one in house.channel.sessions] == [(4, 4), (1, 0)]
+    lazy.say(None)
+    await asyncio.wait(house.tasks[:1])
+    back = await house.app(1, received=3)  # route, switch and w0 were taken, w1 went
+    welcome, *rest = (read_frame(frame) for frame in back.sent)
+    assert isinstance(welcome, Welcome) and welcome.lost == 1 and welcome.resumed
+    await until(lambda: len(back.sent) == 7)
+    rest = [read_frame(frame) for frame in back.sent[1:]]
+    assert [(one.seq, one.id) for one in rest if isinstance(one, Instruction)] == [
+        (4, "w2"), (5, "w3"), (6, "w4"), (7, "w5"), (8, "route"), (9, "switch"),
+    ]  # fmt: skip
+
+
+async def test_an_app_that_never_acknowledges_is_never_locked_out(house: House) -> None:
+    for _ in range(6):
+        app = await house.app(1)
+        assert [type(read_frame(frame)) for frame in app.sent] == [Welcome, Instruction, Instruction]
+        app.say(None)
+        await asyncio.wait(house.tasks)
+    assert [(one.waiting, one.lost, one.connected) for one in house.channel.sessions] == [(2, 0, False)]
+
+
+async def test_one_tenants_apps_leave_places_for_other_tenants_and_its_newcomers_are_told_why(tmp_path: Path) -> None:
+    house = House(tmp_path, ChannelSettings(heartbeat_s=60.0, sessions=9))
+    for number in range(8):
+        await house.app(number, "greedy")
+    refused = AppStream()
+    refused.say(write_frame(Hello(session=f"{8:032x}")))
+    await house.channel.handle(Request("GET", PATH, {"who": "greedy"}), refused)
+    (bye,) = (read_frame(frame) for frame in refused.sent)
+    assert isinstance(bye, Bye) and "8 apps of this tenant" in bye.reason and "9 places" in bye.reason
+    await house.app(1, "small")
+    await house.close()
+
+
+async def test_what_waits_for_an_app_that_stays_away_is_forgotten_in_the_end(house: House) -> None:
+    app = await house.app(1)
+    await house.channel.instruct(Instruction(id="w", do="warm", model="m"))
+    app.say(None)
+    await asyncio.wait(house.tasks)
+    house.channel.sweep(time.monotonic() + 3_600.0)
+    assert len(house.channel.sessions) == 1
+    house.channel.sweep(time.monotonic() + 90_000.0)
+    assert not house.channel.sessions
 
 
 @pytest.mark.parametrize("hello", [{"device": "d" * 300}, {"engines": ("e" * 300,)}, {"models": ("m" * 300,)}])

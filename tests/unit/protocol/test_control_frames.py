@@ -25,7 +25,7 @@ from protocol.errors import Full, ProtocolError, TooLarge
 
 FRAMES: list[Frame] = [
     Hello(session="0" * 32, device="pi", received=3, engines=("device",), models=("m",)),
-    Welcome(received=7, heartbeat_s=15.0, resumed=True),
+    Welcome(received=7, heartbeat_s=15.0, resumed=True, lost=2),
     Instruction(seq=1, id="x", do="warm", target="device", model="m", reason="why"),
     Result(seq=2, of="x", kind="done", body={"cold_ttft_ms": 1.5, "list": [1, "a"]}),
     Ack(seq=9),
@@ -73,9 +73,48 @@ def test_a_full_outbox_refuses_and_keeps_what_it_has() -> None:
     with pytest.raises(Full):
         box.put(Result(of="c", kind="part"))
     assert (len(box), box.last) == (2, 2)
+    with pytest.raises(Full, match="acknowledgement") as full:
+        box.put(Result(of="c", kind="part"))
+    assert "ack" in full.value.next_step
     box.acknowledge(1)
     box.put(Result(of="c", kind="part"))
     assert [getattr(read_frame(data), "of", "") for data in box.waiting()] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("received", "lost", "waiting"),
+    [
+        (0, 3, [(1, "3"), (2, "4"), (3, "5")]),
+        (2, 1, [(3, "3"), (4, "4"), (5, "5")]),
+        (3, 0, [(4, "3"), (5, "4"), (6, "5")]),
+        (5, 0, [(6, "5")]),
+        (90, 3, [(91, "3"), (92, "4"), (93, "5")]),
+    ],
+    ids=["restarted", "one-of-them", "all-of-them", "more", "forgotten"],
+)
+def test_dropped_frames_leave_no_gap_and_are_counted_unless_they_had_arrived(
+    received: int, lost: int, waiting: list[tuple[int, str]]
+) -> None:
+    box = Outbox()
+    for number in range(6):
+        box.put(Result(of=str(number), kind="part"))
+    for _ in range(3):
+        box.drop_first()
+    box.resume(received)
+    frames = [read_frame(data) for data in box.waiting()]
+    assert [(frame.seq, frame.of) for frame in frames if isinstance(frame, Result)] == waiting
+    assert box.lost == lost
+
+
+def test_frames_that_are_not_wanted_any_more_are_taken_out_of_the_line() -> None:
+    box = Outbox()
+    for name in ("a", "b", "a", "c"):
+        box.put(Result(of=name, kind="part"))
+    box.resume(1)
+    box.keep(lambda frame: isinstance(frame, Result) and frame.of != "a")
+    frames = [read_frame(data) for data in box.waiting()]
+    assert [(frame.seq, frame.of) for frame in frames if isinstance(frame, Result)] == [(2, "b"), (3, "c")]
+    assert (box.last, box.lost) == (3, 0)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60))
