@@ -6,6 +6,7 @@ One request per connection; closing the connection is how the server learns that
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,10 @@ from attrs import define
 from protocol.errors import LinkClosed, LinkError
 
 MAX_BODY_BYTES = 64 << 20
+READ_BYTES = 1 << 16
+MAX_SIZE_LINE_BYTES = 256
+BUSY_S = 0.01
+"""Between two tries while a server takes no more connections."""
 
 
 @define(eq=False)
@@ -44,30 +49,87 @@ class LocalReply:
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        while size := _number((await self._reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            yield await self._reader.readexactly(size)
-            await self._reader.readexactly(2)
+        """All that has come whole at a time, which is often more than one chunk."""
+        held = bytearray()
+        ended = False
+        while not ended:
+            part = await self._reader.read(READ_BYTES)
+            if not part:
+                raise asyncio.IncompleteReadError(bytes(held[:READ_BYTES]), None)
+            held += part
+            whole, ended = _whole_chunks(held)
+            if whole:
+                yield whole
+
+
+def _whole_chunks(held: bytearray) -> tuple[bytes, bool]:
+    """Takes the chunks that are whole off `held`: their bytes, and whether the last one was among them."""
+    found: list[bytes] = []
+    at, ended = 0, False
+    while not ended and (end := held.find(b"\r\n", at, at + MAX_SIZE_LINE_BYTES)) >= 0:
+        size_bytes = _number(bytes(held[at:end]).split(b";")[0], 16)
+        if len(held) < end + 2 + size_bytes + 2:
+            break
+        found.append(bytes(held[end + 2 : end + 2 + size_bytes]))
+        at, ended = end + size_bytes + 4, size_bytes == 0
+    else:
+        if not ended and len(held) - at >= MAX_SIZE_LINE_BYTES:
+            raise LinkError("the local server sent something that is not HTTP")
+    del held[:at]
+    return b"".join(found), ended
 
 
 @asynccontextmanager
 async def local_request(address: str, path: str, body: bytes | None, bearer: str) -> AsyncGenerator[LocalReply, None]:
     """POST `body`, or GET when it is None, to `unix:///path` or `http://host:port`; leaving the context hangs up."""
     try:
-        reader, writer = await _connect(address)
+        reader, writer = await _sent(address, _head(path, body, bearer) + (body or b""))
     except OSError as err:
         raise LinkClosed(f"the local server at {address} does not answer") from err
     try:
-        writer.write(_head(path, body, bearer) + (body or b""))
         yield await _reply(reader)
     finally:
         writer.close()
 
 
-async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _sent(address: str, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The connection that `request` went over."""
     if address.startswith("unix://"):
-        return await asyncio.open_unix_connection(address.removeprefix("unix://"))
+        return await _sent_at_once(address.removeprefix("unix://"), request)
     host, _, port = address.removeprefix("http://").partition(":")
-    return await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    return reader, writer
+
+
+async def _sent_at_once(path: str, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The server has the request, as far as the socket takes it, before this side makes ready for the answer."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.setblocking(False)
+        await _connect(connected, path)
+        try:
+            sent_bytes = connected.send(request)
+        except BlockingIOError:
+            sent_bytes = 0
+        reader, writer = await asyncio.open_unix_connection(sock=connected)
+    except BaseException:
+        connected.close()
+        raise
+    if sent_bytes < len(request):
+        writer.write(request[sent_bytes:])
+    return reader, writer
+
+
+async def _connect(waiting: socket.socket, path: str) -> None:
+    """A connection to a Unix socket is there at once, or refused while as many as the server takes wait already."""
+    while True:
+        try:
+            waiting.connect(path)
+        except BlockingIOError:
+            await asyncio.sleep(BUSY_S)
+        else:
+            return
 
 
 def _head(path: str, body: bytes | None, bearer: str) -> bytes:

@@ -23,6 +23,8 @@ from protocol.errors import ProtocolError, TooLarge
 
 T = TypeVar("T")
 
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
 MAX_DOCUMENT_BYTES = 64 << 10
 """A document larger than this is an accident or an attack; the largest of ours (a profile) has about 8 KiB."""
 
@@ -74,22 +76,37 @@ def encode(document: Any, keep_order: frozenset[str] = frozenset()) -> bytes:
     keep_order: fields whose values keep the order of their keys, at any depth below, because it means something.
     """
     found = plain(document)
-    if keep_order:
-        found = _sorted(found, keep_order)
-    text = json.dumps(found, separators=(",", ":"), sort_keys=not keep_order, ensure_ascii=False, allow_nan=False)
+    text = _AS_IS.encode(_sorted(found, keep_order)) if keep_order else _BY_KEY.encode(found)
     return text.encode("utf-8")
+
+
+_AS_IS = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_BY_KEY = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, sort_keys=True)
 
 
 def _sorted(value: Any, keep_order: frozenset[str]) -> Any:
     if isinstance(value, dict):
-        return {key: item if key in keep_order else _sorted(item, keep_order) for key, item in sorted(value.items())}
+        return {
+            key: item if type(item) in _ATOMS or key in keep_order else _sorted(item, keep_order)
+            for key, item in sorted(value.items())
+        }
     return [_sorted(item, keep_order) for item in value] if isinstance(value, list) else value
+
+
+@cache
+def _names(cls: type) -> tuple[str, ...] | None:
+    """Field names of an attrs class; None for any other."""
+    return tuple(attribute.name for attribute in attrs.fields(cls)) if attrs.has(cls) else None
 
 
 def plain(value: Any) -> Any:
     """`value` as JSON types only: attrs classes become dicts, bytes base64, tuples lists, sets sorted lists."""
-    if attrs.has(type(value)):
-        return {a.name: plain(getattr(value, a.name)) for a in attrs.fields(type(value))}
+    kind: type = type(value)
+    if kind in _ATOMS:
+        return value
+    names = _names(kind)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -163,6 +180,30 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+_Field = tuple[str, Any, frozenset[type], bool]
+"""Name, type, types whose values stand as they are, and whether the field may be missing."""
+
+
+@cache
+def _fields(cls: type) -> tuple[_Field, ...]:
+    hints = _hints(cls)
+    return tuple(
+        (one.name, hints[one.name], _standing(hints[one.name]), one.default is not attrs.NOTHING)
+        for one in attrs.fields(cls)
+    )
+
+
+def _standing(kind: Any) -> frozenset[type]:
+    """What most fields hold, which needs no walk: one type comparison tells that a value is right."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return frozenset(one for one in kinds if one in (bool, int, str, float, type(None)))
+
+
+def _stands(value: Any) -> bool:
+    """A text without surrogates, or a finite number, a boolean or null."""
+    return value.isascii() if type(value) is str else type(value) is not float or math.isfinite(value)
+
+
 class _Walk:
     """One decoding; collects unknown paths on the way."""
 
@@ -183,13 +224,16 @@ class _Walk:
             raise self.wrong(path, "an object", value)
         hints = _hints(cls)
         taken: dict[str, Any] = {}
-        for attribute in attrs.fields(cls):
-            here = _join(path, attribute.name)
-            if attribute.name in value:
-                taken[attribute.name] = self.value(hints[attribute.name], value[attribute.name], here)
-            elif attribute.default is attrs.NOTHING:
+        for name, kind, standing, may_miss in _fields(cls):
+            if name in value:
+                item = value[name]
+                stands = type(item) in standing and _stands(item)
+                taken[name] = item if stands else self.value(kind, item, _join(path, name))
+            elif not may_miss:
+                here = _join(path, name)
                 raise ProtocolError(f"field {here!r} of {self.what} is missing", field=here)
-        self.unknown.extend(_join(path, str(key)) for key in value if key not in hints)
+        if not value.keys() <= hints.keys():
+            self.unknown.extend(_join(path, str(key)) for key in value if key not in hints)
         try:
             return cls(**taken)
         except (ValueError, TypeError) as err:  # a validator of the class
