@@ -30,8 +30,9 @@ from gateway.sqlite_ledger import SqliteLedger
 from gateway.tenancy import Tenancy
 from gateway.tenant_store import SqliteTenants
 from links.event_loop import run_on
+from links.http_front import ServerLimits
 from links.http_lean import LeanHttpLink
-from links.http_server import ServerLimits, serve
+from links.http_server import serve
 from protocol.clock import wall_now
 from protocol.events import Emit
 from protocol.exposition import Exposition

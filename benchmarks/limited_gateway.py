@@ -32,7 +32,8 @@ from gateway.redis_ledger import RedisLedger
 from gateway.settings import GatewaySettings
 from gateway.sqlite_ledger import SqliteLedger
 from links.http import HttpLink
-from links.http_server import ServerLimits, serve
+from links.http_front import ServerLimits
+from links.http_server import serve
 from protocol.clock import wall_now
 from protocol.policy import DispatchPolicy, MigrationPolicy, Policy
 

@@ -42,8 +42,9 @@ from gateway.quotas import Quota, Tenant
 from gateway.settings import GatewaySettings
 from gateway.sqlite_ledger import SqliteLedger
 from gateway.targets import Target
+from links.http_front import ServerLimits
 from links.http_lean import LeanHttpLink
-from links.http_server import ServerLimits, serve
+from links.http_server import serve
 from links.port import Mount, Request, Response, Route
 from protocol.clock import wall_now
 from protocol.errors import EngineCrashed

@@ -39,7 +39,8 @@ from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
 from gateway.memory import TextMemory
 from gateway.request_log import RequestLog
-from links.http_server import RunningServer, ServerLimits, serve
+from links.http_front import ServerLimits
+from links.http_server import RunningServer, serve
 from links.mdns import ZeroconfBrowser
 from links.mqtt import MqttChannel
 from links.mqtt_settings import MqttSettings

@@ -1,99 +1,64 @@
-"""The only aiohttp.web user: serves Routes and FrameRoutes over HTTP/1.1 and WebSocket.
+"""The full HTTP server, and the only aiohttp.web user: serves Routes and FrameRoutes over HTTP/1.1 and WebSocket.
 
-A client that leaves (also one that only half-closes) cancels its handler; a streamed body is closed at once, even
-while it waits for its next chunk. Every answer says how long the house worked: `server-timing: app;dur=<ms>`.
+Connections begin at `links/http_plain.py`; those whose requests are not plain are served here. A client that leaves
+(also one that only half-closes) cancels its handler; a streamed body is closed at once, even while it waits for its
+next chunk. Every answer says how long the house worked: `server-timing: app;dur=<ms>`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import ssl as ssl_module
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from aiohttp import web
-from attrs import define, frozen
+from attrs import define
 
 from links.frames import WebSocketFrames
-from links.origin import Refusal, check_origin
+from links.http_front import CLOSING_STATUSES, BodyTooSlow, Front, OnError, ServerLimits, plain_error, with_body
+from links.http_plain import PlainConnections, peer_of
 from links.port import MAX_FRAME_BYTES, FrameRoute, Request, Response, Route
 from links.router import Router
-from protocol.errors import (
-    BadRequest,
-    ConfigError,
-    Full,
-    LinkClosed,
-    MidstreamError,
-    NotAllowed,
-    RejectedError,
-    TooLarge,
-)
+from protocol.errors import BadRequest, ConfigError, LinkClosed, MidstreamError, RejectedError, TooLarge
 
 log = logging.getLogger("midstream.links.http_server")
 
 READ_AHEAD_BYTES = 512 << 10
 """Of a body, before reading it is paused: each pause costs as much as copying this does."""
 
+DEFAULT_LIMITS = ServerLimits()
 LEAST_GRACE_S = 0.02
 MOST_GRACE_S = 60.0
-
-OnError = Callable[[Request, MidstreamError], Response]
-"""Shapes an error into the house's answer; must not raise."""
-
-
-class BodyTooSlow(RejectedError):
-    """The body did not arrive in time."""
-
-    http_status = 408
-    code = "request_timeout"
-
-
-@frozen
-class ServerLimits:
-    """What one peer may take. Seconds are waits, not totals, unless they say so."""
-
-    connections: int = 256
-    header_s: float = 15.0
-    body_chunk_s: float = 20.0
-    body_total_s: float = 300.0
-    keep_idle_s: float = 75.0
-    write_s: float = 60.0
-    heartbeat_s: float = 20.0
-
-
-def plain_error(request: Request, error: MidstreamError) -> Response:
-    """`{"error": {"message", "code", "field"}}` with the family's status."""
-    document = {"error": {"message": str(error), "code": error.code, "field": error.field}}
-    headers = {"content-type": "application/json"}
-    if isinstance(error, Full):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    return Response(status=error.http_status, headers=headers, body=json.dumps(document).encode())
 
 
 class RunningServer:
     """A server that accepts connections on `host`:`port` until `close`."""
 
-    def __init__(self, host: str, port: int, server: web.Server, listener: asyncio.Server) -> None:
+    def __init__(
+        self, host: str, port: int, plain: PlainConnections, server: web.Server, listener: asyncio.Server
+    ) -> None:
         self.host = host
         self.port = port
+        self._plain = plain
         self._server = server
         self._listener = listener
 
     @property
     def connections(self) -> int:
         """Open connections now."""
-        return len(self._server.connections)
+        return len(self._plain.open) + len(self._server.connections)
 
     async def close(self, grace_s: float = 2.0) -> None:
         """Stop accepting, let running handlers end within `grace_s` seconds, then cancel them. Always bounded."""
         self._listener.close()
+        self._plain.stop()
         self._server.pre_shutdown()
         # aiohttp takes 0 for "without a limit", and would wait for ever for a handler that waits for its peer.
-        await self._server.shutdown(min(max(grace_s, LEAST_GRACE_S), MOST_GRACE_S))
+        grace_s = min(max(grace_s, LEAST_GRACE_S), MOST_GRACE_S)
+        await asyncio.gather(self._plain.end(grace_s), self._server.shutdown(grace_s))
         # Transports close in the next turns of the loop; nothing of ours may outlive this call.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -108,7 +73,7 @@ async def serve(
     ssl: ssl_module.SSLContext | None = None,
     origin_check: bool = False,
     on_error: OnError = plain_error,
-    limits: ServerLimits = ServerLimits(),
+    limits: ServerLimits = DEFAULT_LIMITS,
 ) -> RunningServer:
     """Start a server; port 0 takes a free one.
 
@@ -120,15 +85,16 @@ async def serve(
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    front = _Front(Router(routes, frame_routes), on_error, limits, origin_check)
-    server = _Server(front, limits)
+    front = Front(Router(routes, frame_routes), on_error, limits, origin_check)
+    server = _Server(_Handler(front))
+    plain = PlainConnections(front, server, lambda: len(server.connections))
     loop = asyncio.get_running_loop()
     try:
-        listener = await loop.create_server(server, host, port, ssl=ssl, backlog=128)
+        listener = await loop.create_server(plain, host, port, ssl=ssl, backlog=128)
     except OSError as err:
         raise _cannot_listen(host, port, err) from err
     front.port = listener.sockets[0].getsockname()[1]
-    return RunningServer(host, front.port, server, listener)
+    return RunningServer(host, front.port, plain, server, listener)
 
 
 def _cannot_listen(host: str, port: int, err: OSError) -> ConfigError:
@@ -145,19 +111,16 @@ def _cannot_listen(host: str, port: int, err: OSError) -> ConfigError:
     )
 
 
-_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-
-
 class _Connection(web.RequestHandler):
     """aiohttp's protocol with what it lacks: a time limit for the first request and JSON for malformed ones."""
 
     __slots__ = ("_first_request_timer", "_front")
 
-    def __init__(self, manager: _Server, front: _Front, limits: ServerLimits) -> None:
+    def __init__(self, manager: _Server, front: Front) -> None:
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),
-            keepalive_timeout=limits.keep_idle_s,
+            keepalive_timeout=front.limits.keep_idle_s,
             access_log=None,  # type: ignore[arg-type]
             lingering_time=1.0,
             max_line_size=8190,
@@ -172,11 +135,6 @@ class _Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         loop = asyncio.get_running_loop()
-        if self._front.too_many(self._manager):
-            assert isinstance(transport, asyncio.Transport)
-            transport.write(_TOO_MANY)
-            self.force_close()
-            return
         self._first_request_timer = loop.call_later(self._front.limits.header_s, self._no_request)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -210,68 +168,54 @@ class _Connection(web.RequestHandler):
 
 
 class _Server(web.Server):
-    """Makes one _Connection per accepted socket."""
+    """Makes one _Connection for each that is not plain."""
 
-    def __init__(self, front: _Front, limits: ServerLimits) -> None:
-        super().__init__(front.handle, handler_cancellation=True)
-        self._front = front
-        self._limits = limits
+    def __init__(self, handler: _Handler) -> None:
+        super().__init__(handler.handle, handler_cancellation=True)
+        self._front = handler.front
 
     def __call__(self) -> web.RequestHandler:
-        return _Connection(self, self._front, self._limits)
+        return _Connection(self, self._front)
 
 
 @define(eq=False)
-class _Front:
+class _Handler:
     """From aiohttp's request to ours and back."""
 
-    router: Router
-    on_error: OnError
-    limits: ServerLimits
-    origin_check: bool
-    port: int = 0
-
-    def too_many(self, server: Any) -> bool:
-        return len(server.connections) > self.limits.connections
+    front: Front
 
     async def handle(self, raw: web.BaseRequest) -> web.StreamResponse:
         """The handler of every request; only aiohttp's own errors and cancellation leave it."""
         connection = raw.protocol
         assert isinstance(connection, _Connection)
         connection.request_began()
+        peer, peer_der, remote = peer_of(raw.transport) if raw.transport is not None else (None, None, None)
         request = Request(
             method=raw.method,
             path=raw.rel_url.raw_path,
             headers={name.lower(): value for name, value in raw.headers.items()},
             query=dict(raw.rel_url.query),
-            peer=_peer(raw),
-            peer_der=_peer_der(raw),
-            remote=raw.remote,
+            peer=peer,
+            peer_der=peer_der,
+            remote=remote,
         )
         began_s = time.monotonic()
-        try:
-            self._check_origin(request)
-            upgrade = request.headers.get("upgrade", "").lower() == "websocket"
-            matched = self.router.find(request.method, request.path, upgrade)
+        upgrade = request.headers.get("upgrade", "").lower() == "websocket"
+        frames: web.StreamResponse | None = None
+
+        async def handled() -> Response:
+            nonlocal began_s, frames
+            matched = self.front.matched(request, upgrade)
             if isinstance(matched.route, FrameRoute):
-                return await self._frames(raw, _with(request, matched.params, b""), matched.route)
+                frames = await self._frames(raw, with_body(request, matched.params, b""), matched.route)
+                return Response()
             body = await self._body(raw, matched.route.max_body_bytes)
-            request = _with(request, matched.params, body)
             # The body's journey is wire time; the work begins here.
             began_s = time.monotonic()
-            answer = await matched.route.handle(request)
-        except MidstreamError as err:
-            answer = self.on_error(request, err)
-        except Exception:
-            log.exception("handler of %s %s failed", request.method, request.path)
-            answer = self.on_error(request, MidstreamError("internal error", next_step="see the log of this process"))
-        return await self._answer(raw, answer, time.monotonic() - began_s)
+            return await matched.route.handle(with_body(request, matched.params, body))
 
-    def _check_origin(self, request: Request) -> None:
-        if self.origin_check:
-            refused = check_origin(request.headers, self.port)
-            if refused is not None:
-                raise _refused(refused)
+        answer = await self.front.guarded(request, handled())
+        return frames or await self._answer(raw, answer, time.monotonic() - began_s)
 
     async def _body(self, raw: web.BaseRequest, limit: int) -> bytes:
         if (raw.content_length or 0) > limit:
@@ -283,9 +227,9 @@ class _Front:
         chunks: list[bytes] = []
         size_bytes = 0
         try:
-            async with asyncio.timeout(self.limits.body_total_s):
+            async with asyncio.timeout(self.front.limits.body_total_s):
                 while True:
-                    async with asyncio.timeout(self.limits.body_chunk_s):
+                    async with asyncio.timeout(self.front.limits.body_chunk_s):
                         chunk = await raw.content.readany()
                     if not chunk:
                         return b"".join(chunks)
@@ -301,7 +245,7 @@ class _Front:
         headers["server-timing"] = f"app;dur={seconds * 1000:.3f}"
         if isinstance(answer.body, bytes):
             whole = web.Response(status=answer.status, headers=headers, body=answer.body)
-            if answer.status in (408, 413):
+            if answer.status in CLOSING_STATUSES:
                 whole.force_close()
             return whole
         return await self._stream(raw, answer.status, headers, answer.body)
@@ -314,7 +258,7 @@ class _Front:
             await response.prepare(raw)
             if raw.method != "HEAD":
                 async for chunk in body:
-                    async with asyncio.timeout(self.limits.write_s):
+                    async with asyncio.timeout(self.front.limits.write_s):
                         await response.write(chunk)
             await response.write_eof()
         except (ConnectionError, TimeoutError):
@@ -339,7 +283,7 @@ class _Front:
             raise BadRequest(
                 f"this is no WebSocket handshake: {err.text}", next_step="connect with a WebSocket client, version 13"
             ) from err
-        stream = WebSocketFrames(socket, peer=request.peer or "the client", heartbeat_s=self.limits.heartbeat_s)
+        stream = WebSocketFrames(socket, peer=request.peer or "the client", heartbeat_s=self.front.limits.heartbeat_s)
         try:
             await route.handle(request, stream)
         except LinkClosed as err:
@@ -353,43 +297,7 @@ class _Front:
         return socket
 
 
-def _with(request: Request, params: Mapping[str, str], body: bytes) -> Request:
-    # Not by evolve(), which costs ten times as much, once per request.
-    return Request(
-        method=request.method,
-        path=request.path,
-        headers=request.headers,
-        params=params,
-        query=request.query,
-        body=body,
-        peer=request.peer,
-        peer_der=request.peer_der,
-        remote=request.remote,
-    )
-
-
-def _refused(refusal: Refusal) -> NotAllowed:
-    return NotAllowed(refusal.message, next_step=refusal.next_step, field=refusal.header)
-
-
 def _abort(raw: web.BaseRequest) -> None:
     transport = raw.transport
     if transport is not None:
         transport.abort()
-
-
-def _peer(raw: web.BaseRequest) -> str | None:
-    """Common name of the verified client certificate."""
-    transport = raw.transport
-    certificate = transport.get_extra_info("peercert") if transport is not None else None
-    for rdn in (certificate or {}).get("subject", ()):
-        for key, value in rdn:
-            if key == "commonName":
-                return str(value)
-    return None
-
-
-def _peer_der(raw: web.BaseRequest) -> bytes | None:
-    transport = raw.transport
-    tls = transport.get_extra_info("ssl_object") if transport is not None else None
-    return tls.getpeercert(binary_form=True) if tls is not None else None

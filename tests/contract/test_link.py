@@ -14,8 +14,9 @@ from links.channel_link import ChannelLink
 from links.channel_server import ChannelServer, Peer
 from links.channel_session import Session
 from links.http import HttpLink
+from links.http_front import plain_error
 from links.http_lean import LeanHttpLink
-from links.http_server import plain_error, serve
+from links.http_server import serve
 from links.memory import MemoryLink
 from links.port import MAX_FRAME_BYTES, FrameRoute, FrameStream, Link, RejectedStatus, Request, Response, Route
 from links.shaped import Conditions, ShapedLink, ShaperProxy

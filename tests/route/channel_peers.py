@@ -15,7 +15,8 @@ import psutil
 from gateway.control_channel import ChannelSettings, ControlChannel, Desired
 from gateway.ports import OpenKeys
 from gateway.result_store import SqliteResults
-from links.http_server import ServerLimits, serve
+from links.http_front import ServerLimits
+from links.http_server import serve
 from protocol.control_frames import PATH, Hello, write_frame
 
 BURST = 100

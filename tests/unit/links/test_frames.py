@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from links.http import HttpLink
-from links.http_server import ServerLimits, serve
+from links.http_front import ServerLimits
+from links.http_server import serve
 from links.port import FrameRoute, FrameStream, Request
 from protocol.errors import LinkClosed, LinkError
 from tests.unit.links.raw_peer import accept_websocket, raw_server

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from links.http import HttpLink
-from links.http_server import RunningServer, ServerLimits, serve
+from links.http_front import ServerLimits
+from links.http_server import RunningServer, serve
 from links.port import FrameRoute, FrameStream, RejectedStatus, Request, Response, Route
 from links.tls import client_context, server_context
 from protocol.errors import ConfigError, Full, LinkError, MidstreamError

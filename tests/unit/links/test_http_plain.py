@@ -1,0 +1,207 @@
+"""Plain requests: read as the full server reads them however the network cuts them; all else goes to that server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp.http_parser import HttpRequestParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from links.http_front import ServerLimits
+from links.http_plain import MAX_PLAIN_BYTES, Head, head_bytes, head_of
+from links.http_server import RunningServer, serve
+from links.port import Request, Response, Route
+
+PLAIN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a:1\r\nContent-Length: 2\r\nX-Any:  b \r\n\r\n{}"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RunningServer]:
+    async def echo(request: Request) -> Response:
+        mark = request.headers.get("x-mark", "")
+        return Response(200, {"x-length": str(len(request.body)), "x-mark": mark}, request.body)
+
+    async def wait(request: Request) -> Response:
+        await asyncio.sleep(0.2)
+        return Response(200, {}, b"waited")
+
+    async def parts(request: Request) -> Response:
+        async def made() -> AsyncIterator[bytes]:
+            yield b"one"
+            yield b""
+            yield b"two"
+
+        return Response(200, {"content-type": "text/plain"}, made())
+
+    async def broken(request: Request) -> Response:
+        return Response(200, {"x-broken": "a\r\nset-cookie: b"}, b"never")
+
+    routes = [
+        Route("POST", "/echo", echo),
+        Route("GET", "/echo", echo),
+        Route("POST", "/wait", wait),
+        Route("POST", "/parts", parts),
+        Route("POST", "/broken", broken),
+    ]
+    running = await serve(routes, limits=ServerLimits(header_s=1.0, keep_idle_s=0.4, body_chunk_s=0.5))
+    yield running
+    await running.close(grace_s=0.1)
+
+
+async def _said(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """Everything the server says until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def _post(path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: h", f"Content-Length: {len(body)}", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+def test_a_plain_head_is_taken_apart() -> None:
+    found = head_of(PLAIN)
+    headers = {"host": "a:1", "content-length": "2", "x-any": "b"}
+    assert found == Head("POST", "/v1/chat/completions", headers, len(PLAIN) - 2, len(PLAIN), True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"HTTP/1.1", b"HTTP/1.0"),
+        (b"POST", b"HEAD"),
+        (b"POST", b"post"),
+        (b"POST ", b"POST  "),
+        (b"/v1/chat", b"/v1/../chat"),
+        (b"/v1/chat", b"/v1/%63hat"),
+        (b"/v1/chat", b"//v1/chat"),
+        (b"completions", b"completions?a=1"),
+        (b"/v1/chat", b"http://other/v1/chat"),
+        (b"Host: a:1\r\n", b""),
+        (b"Content-Length: 2", b"Content-Length: +2"),
+        (b"Content-Length: 2", b"Content-Length: 2, 2"),
+        (b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 2"),
+        (b"Content-Length: 2", b"Content-Length : 2"),
+        (b"Content-Length: 2", b"Transfer-Encoding: chunked"),
+        (b"Content-Length: 2", b"Content-Length: 2\r\nTransfer-Encoding: identity"),
+        (b"X-Any:  b", b"Expect: 100-continue"),
+        (b"X-Any:  b", b"Upgrade: websocket"),
+        (b"X-Any:  b", b"Connection: upgrade"),
+        (b"X-Any:  b", b"X-Any: a\r\n b"),
+        (b"X-Any:  b", b"X-Any: a\nX-Other: b"),
+        (b"X-Any:  b", b"X-Any: a\rb"),
+        (b"X-Any:  b", b"X-Any: a\x00b"),
+        (b"X-Any:  b", "X-Any: ü".encode()),
+        (b"X-Any:  b", b"X-Any"),
+        (b"X-Any:  b", b": b"),
+        (b"X-Any:  b", b"X-Any: " + b"a" * 9000),
+    ],
+)
+def test_what_is_not_plain_is_left_to_the_full_server(old: bytes, new: bytes) -> None:
+    assert old in PLAIN
+    assert head_of(PLAIN.replace(old, new)) is None
+
+
+_TOKEN = st.text("abcXYZ019-_!#", min_size=1, max_size=8)
+_VALUE = st.text(st.characters(min_codepoint=9, max_codepoint=126), max_size=12)
+_PATH = st.text("ab/.~-:%?#", max_size=10)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_PATH, st.lists(st.tuples(_TOKEN, _VALUE), max_size=4), st.sampled_from(["", "0", "7", "07"]))
+def test_whatever_is_taken_as_plain_the_full_server_reads_alike(
+    path: str, fields: list[tuple[str, str]], length: str
+) -> None:
+    lines = [f"POST /{path} HTTP/1.1", "host: h", *(f"{name}:{value}" for name, value in fields)]
+    lines += [f"content-length: {length}"] if length else []
+    data = ("\r\n".join(lines) + "\r\n\r\n").encode()
+    found = head_of(data)
+    if found is not None:
+        message = _full(data)
+        assert (found.method, found.path) == (message.method, message.url.raw_path)
+        assert found.headers == {name.lower(): value for name, value in message.headers.items()}
+        assert found.size_bytes - found.body_at == int(message.headers.get("content-length", "0"))
+        assert found.keeps is not message.should_close
+
+
+def _full(data: bytes) -> Any:
+    loop = asyncio.new_event_loop()
+    try:
+        parser = HttpRequestParser(None, loop, 2**16)  # type: ignore[arg-type]
+        messages, upgraded, _ = parser.feed_data(data)
+        assert not upgraded
+        assert len(messages) == 1
+        return messages[0][0]
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("step", [1, 7, 60, 1000])
+async def test_requests_come_in_any_cut_and_several_on_a_connection(server: RunningServer, step: int) -> None:
+    sent = _post("/echo", b"first") + _post("/echo", b"x" * 200) + _post("/echo", b"last", "Connection: close")
+    answer = await _said(server.port, *(sent[at : at + step] for at in range(0, len(sent), step)))
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 3
+    assert answer.index(b"first") < answer.index(b"x" * 200) < answer.index(b"last")
+    assert answer.endswith(b"connection: close\r\n\r\nlast")
+
+
+async def test_a_request_in_two_slow_halves_is_served_and_the_next_one_too(server: RunningServer) -> None:
+    sent = _post("/echo", b"halved")
+    answer = await _said(server.port, sent[:-3], sent[-3:] + _post("/echo", b"next", "Connection: close"), pause_s=0.35)
+    assert b"halved" in answer
+    assert answer.endswith(b"next")
+
+
+async def test_plain_and_other_requests_share_a_connection(server: RunningServer) -> None:
+    other = b"POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nchunk\r\n0\r\n\r\n"
+    answer = await _said(
+        server.port, _post("/echo", b"plain") + other, _post("/echo", b"again", "Connection: close"), pause_s=0.1
+    )
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 3
+    assert answer.index(b"plain") < answer.index(b"chunk") < answer.index(b"again")
+
+
+async def test_a_body_beyond_the_plain_size_is_served(server: RunningServer) -> None:
+    body = bytes(MAX_PLAIN_BYTES + 1)
+    answer = await _said(server.port, _post("/echo", body, "Connection: close"))
+    assert f"x-length: {len(body)}".encode() in answer.lower()
+
+
+async def test_a_client_that_sends_ahead_is_read_no_further_than_the_bound(server: RunningServer) -> None:
+    ahead = b"".join(_post("/echo", bytes(60_000)) for _ in range(9))
+    answer = await _said(server.port, _post("/wait", b"{}") + ahead, _post("/echo", b"end", "Connection: close"))
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 11
+    assert answer.endswith(b"end")
+
+
+async def test_an_idle_connection_is_closed(server: RunningServer) -> None:
+    assert (await _said(server.port, _post("/echo", b"once"))).endswith(b"once")
+
+
+async def test_chunks_of_a_stream(server: RunningServer) -> None:
+    answer = await _said(server.port, _post("/parts", b"", "Connection: close"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    assert body == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
+async def test_a_header_with_a_line_break_is_never_sent(server: RunningServer) -> None:
+    assert b"set-cookie" not in await _said(server.port, _post("/broken", b""))
+    with pytest.raises(ValueError, match="line break"):
+        head_bytes(200, {"a": "b\nc"}, 0, True)
+
+
+def test_an_answer_without_a_body_says_no_length() -> None:
+    assert head_bytes(204, {}, 0, True) == b"HTTP/1.1 204 No Content\r\n\r\n"
