@@ -14,16 +14,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-
 from links.mqtt_settings import MqttSettings
 from links.outbox import Queued
 from links.port import ClockNotSet, Delivery
 from links.session import Cause, Session
+from links.spared_import import without
 from links.tls import tls_error
+
+with without("dns"):  # 6 MB, for brokers found by SRV records
+    import paho.mqtt.client as paho
+    from paho.mqtt.enums import CallbackAPIVersion
+    from paho.mqtt.packettypes import PacketTypes
+    from paho.mqtt.properties import Properties
 
 log = logging.getLogger("midstream.links.mqtt")
 
