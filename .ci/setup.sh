@@ -111,6 +111,18 @@ set_up_redis() {
   unpacked_command usr/bin/redis-server
 }
 
+set_up_postgres() {
+  if compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || [ -x .setup/bin/initdb ]; then return; fi
+  say "postgresql, unpacked into .setup (the system is not changed)"
+  if ! command -v apt-get >/dev/null || ! unpack_packages postgresql; then
+    say "could not fetch it (see .setup/apt.log): the tests of shared conversations are skipped (failed with CI set)"; return
+  fi
+  local name
+  for name in initdb postgres; do
+    unpacked_command "$(cd .setup/root && compgen -G "usr/lib/postgresql/*/bin/$name" | sort -V | tail -1)"
+  done
+}
+
 set_up_systemd_analyze() {
   if command -v systemd-analyze >/dev/null || [ -x .setup/bin/systemd-analyze ]; then return; fi
   say "systemd-analyze, unpacked into .setup (the system is not changed)"
@@ -151,6 +163,7 @@ case $lane in
   test)
     set_up_mosquitto
     set_up_redis
+    set_up_postgres
     set_up_systemd_analyze
     set_up_clean_debian
     set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 face-short-range \

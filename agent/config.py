@@ -76,6 +76,7 @@ class AgentConfig:
     cache_ttl_s: float = MemorySettings().cache_ttl_s
     cache_threshold: float = 0.0
     conversations: bool = True
+    conversations_mib: int = MemorySettings().conversations_mib
     benchmark: bool = True
     bounds: PolicyBounds = field(factory=PolicyBounds)
     providers: Providers = NO_PROVIDERS
@@ -89,8 +90,9 @@ class AgentConfig:
     def memory(self) -> MemorySettings:
         """What the text way keeps between requests."""
         return MemorySettings(
-            self.cache, self.cache_entries, self.cache_ttl_s, self.cache_threshold, self.conversations
-        )
+            self.cache, self.cache_entries, self.cache_ttl_s, self.cache_threshold, self.conversations,
+            self.conversations_mib,
+        )  # fmt: skip
 
     @property
     def webrtc_settings(self) -> WebRtcSettings:

@@ -60,6 +60,7 @@ class CoordinatorConfig:
     webrtc: answer devices that cannot reach the port (needs the extra). webrtc_servers: STUN and TURN servers to use,
     none is contacted otherwise. webrtc_addresses: addresses of this machine for it (empty: all but loopback).
     cache, cache_entries, cache_ttl_s, cache_threshold, conversations: see gateway.memory.MemorySettings.
+    conversations_postgres: where gateways on several machines share conversations (None: a database in state_dir).
     limits_redis: where gateways on several machines share the limits of tenants (None: a database in state_dir).
     otel_endpoint: the OpenTelemetry collector that gets traces (None: nobody does; needs the extra).
     shadow_share, shadow_usd_per_day: see protocol.policy_routing.ShadowRouting.
@@ -105,6 +106,8 @@ class CoordinatorConfig:
     cache_ttl_s: float = MemorySettings().cache_ttl_s
     cache_threshold: float = 0.0
     conversations: bool = True
+    conversations_mib: int = MemorySettings().conversations_mib
+    conversations_postgres: str | None = field(default=None, repr=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     event_loop: LoopKind = "asyncio"
     providers: Providers = NO_PROVIDERS
@@ -119,8 +122,9 @@ class CoordinatorConfig:
     def memory(self) -> MemorySettings:
         """What the text way keeps between requests."""
         return MemorySettings(
-            self.cache, self.cache_entries, self.cache_ttl_s, self.cache_threshold, self.conversations
-        )
+            self.cache, self.cache_entries, self.cache_ttl_s, self.cache_threshold, self.conversations,
+            self.conversations_mib, self.conversations_postgres,
+        )  # fmt: skip
 
     @property
     def webrtc_settings(self) -> WebRtcSettings:
@@ -208,7 +212,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 _LISTS = frozenset({"addresses", "interfaces", "models", "bundles", "webrtc_addresses", "webrtc_servers"})
 _INTEGERS = frozenset({
     "port", "broker_port", "text_threads", "text_slots", "text_context_tokens", "tensor_threads", "tensor_batch_rows",
-    "tensor_batch_wait_ms", "cache_entries",
+    "tensor_batch_wait_ms", "cache_entries", "conversations_mib",
 })  # fmt: skip
 _REALS = frozenset(
     {"join_ttl_s", "text_wait_target_s", "cache_ttl_s", "cache_threshold", "shadow_share", "shadow_usd_per_day"}
@@ -268,6 +272,7 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
         ("text_wait_target_s", 0.01, 600.0), ("tensor_batch_rows", 1, 1024), ("tensor_batch_wait_ms", 0, 1000),
         ("shadow_share", 0.0, 1.0), ("shadow_usd_per_day", 0.0, 1e6),
         ("cache_entries", 1, 10_000_000), ("cache_ttl_s", 1.0, 1e8), ("cache_threshold", 0.0, 1.0),
+        ("conversations_mib", 1, 1 << 20),
         ("text_slots", 1, 64), ("text_context_tokens", 128, 1 << 20), ("join_ttl_s", 60.0, 30 * 86_400.0),
     ):  # fmt: skip
         value = getattr(config, name)
@@ -343,6 +348,7 @@ _HELP = {
     "cache_ttl_s": "seconds after which a kept answer is too old",
     "cache_threshold": "least cosine of a semantic hit, 0: as tuned for the shipped encoder",
     "conversations": "keep the turns of requests that carry a conversation_id",
+    "conversations_mib": "room for the conversations of one tenant, in MiB; the oldest go",
     "otel_endpoint": "OpenTelemetry collector that gets traces, http(s)://HOST:4318 (needs the extra otel)",
     "shadow_share": "share of requests that own models and providers both answer, to compare; nobody sees the second",
     "shadow_usd_per_day": "what those second answers may cost in a day",

@@ -17,6 +17,7 @@ from attrs import define, evolve, field, frozen
 
 from gateway.channel_places import SessionPlaces
 from gateway.context import Caller
+from gateway.freed_memory import give_back
 from gateway.ports import KeyRing
 from gateway.result_store import ResultStore
 from links.port import FrameRoute, FrameStream, Request
@@ -47,6 +48,9 @@ SWEEPS_PER_BEAT = 4
 ROUTE, SWITCH = "route", "switch"
 STATES = (ROUTE, SWITCH)
 """Ids of what is told anew to every connection; older tellings of it need not arrive."""
+
+CROWD = 500
+"""So many connections that ended leave enough memory behind to give it back."""
 
 SILENT_BEATS = 1.5
 """Apps send a frame at least twice a heartbeat; with the time between two sweeps, two heartbeats are not passed."""
@@ -132,6 +136,7 @@ class ControlChannel:
         clock: Clock,
         settings: ChannelSettings | None = None,
         on_result: OnResult = lambda caller, session, result: None,
+        crowd_left: Callable[[], None] = give_back,
     ) -> None:
         self._keys = keys
         self._store = store
@@ -141,6 +146,8 @@ class ControlChannel:
         self._on_result = on_result
         self._sessions: SessionPlaces[_Session] = SessionPlaces(self._settings.sessions)
         self._sweeper: asyncio.Task[None] | None = None
+        self._crowd_left = crowd_left
+        self._ended = self._ended_before = 0
         self.reaped = 0
 
     def route(self) -> FrameRoute:
@@ -217,6 +224,7 @@ class ControlChannel:
             with contextlib.suppress(LinkError):
                 await stream.send(write_frame(Bye(reason=_told(err))))
         finally:
+            self._ended += 1
             if session.stream is stream:
                 session.stream = session.handler = None
                 self._sessions.left(session.key, self._clock())
@@ -316,7 +324,15 @@ class ControlChannel:
         while True:
             await asyncio.sleep(self._settings.heartbeat_s / SWEEPS_PER_BEAT)
             self.sweep(self._clock())
+            self._tidy()
             await self.refresh()
+
+    def _tidy(self) -> None:
+        """Once a crowd has gone and nobody else went since the last look."""
+        quiet, self._ended_before = self._ended == self._ended_before, self._ended
+        if quiet and self._ended >= CROWD:
+            self._ended = self._ended_before = 0
+            self._crowd_left()
 
     def sweep(self, now_s: float) -> int:
         """End connections that fell silent; returns how many. Sessions that were away for too long are forgotten."""

@@ -1,4 +1,5 @@
-"""Where conversations are kept: a port, SQLite for one machine, and memory. Bounded in turns, bytes, number and age."""
+"""Where conversations are kept: the port, what is kept of a request, and SQLite for one machine. Several machines share
+a PostgreSQL (gateway/postgres_conversations.py). Bounded in turns, bytes, number and age."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ class ConversationBounds:
     """What is forgotten, oldest first.
 
     turns: of one conversation.
+    tenant_bytes: of all conversations of one tenant, as kept; a single one that is longer loses its first turns.
     conversations: of all tenants together; the tenant that has most of them loses the first.
     age_s: since the last turn.
     """
 
     turns: int = 400
+    tenant_bytes: int = 64 << 20
     conversations: int = 20_000
     age_s: float = 30 * 86_400.0
 
@@ -82,7 +85,21 @@ _MIGRATIONS = (
     ) WITHOUT ROWID;
     """,
     "ALTER TABLE conversations ADD COLUMN stays TEXT NOT NULL DEFAULT '';",
+    """
+    ALTER TABLE conversations ADD COLUMN size_bytes INTEGER NOT NULL DEFAULT 0;
+    UPDATE conversations SET size_bytes =
+        (SELECT coalesce(sum(length(turn)), 0) FROM turns WHERE conversation = number);
+    CREATE INDEX conversations_size ON conversations(tenant, size_bytes);
+    """,
 )
+
+
+OVER_BYTES = (
+    "DELETE FROM conversations WHERE number IN (SELECT number FROM (SELECT number, sum(size_bytes) OVER "
+    "(ORDER BY number = ? DESC, touched_unix_s DESC, number DESC) AS until FROM conversations WHERE tenant = ?) "
+    "WHERE until > ?)"
+)
+"""The tenant's conversations beyond its bytes, counted from the one that was touched last."""
 
 
 def joined(kept: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
@@ -120,6 +137,38 @@ def decode_turn(text: str) -> Message:
     return Message(role, content, name, tuple(calls), call_id)
 
 
+@frozen
+class Rewrite:
+    """What becomes of the rows of a conversation: the first `unchanged` stay, the rest go, `added` come after them, and
+    of the whole the first `forgotten` go. size_bytes: of what is kept then."""
+
+    unchanged: int
+    added: tuple[str, ...]
+    forgotten: int
+    size_bytes: int
+
+
+def rewrite(rows: Sequence[str], said: Sequence[Message], bounds: ConversationBounds) -> Rewrite:
+    """rows: of `encode_turn`, as kept. said: a request's turns and its answer."""
+    kept = tuple(decode_turn(row) for row in rows)
+    answered = said[-1].role == "assistant" if said else False
+    turns = (*joined(kept, said[:-1]), said[-1]) if answered else joined(kept, said)
+    unchanged = 0
+    while unchanged < min(len(kept), len(turns)) and kept[unchanged] == turns[unchanged]:
+        unchanged += 1
+    added = tuple(encode_turn(turn) for turn in turns[unchanged:])
+    sizes_bytes = [len(row) for row in (*rows[:unchanged], *added)]
+    forgotten, size_bytes = len(sizes_bytes), 0
+    least = max(0, forgotten - bounds.turns)
+    while forgotten > least and size_bytes + sizes_bytes[forgotten - 1] <= bounds.tenant_bytes:
+        forgotten -= 1
+        size_bytes += sizes_bytes[forgotten]
+    begin = next((at for at in range(forgotten, len(turns)) if turns[at].role == "user"), forgotten)
+    if forgotten:  # what is left begins with a question, as models expect it
+        forgotten, size_bytes = begin, size_bytes - sum(sizes_bytes[forgotten:begin])
+    return Rewrite(unchanged, added, forgotten, size_bytes)
+
+
 class SqliteConversations(ThreadedSqlite):
     """One file, opened with its first use, in one thread of its own. All methods raise ConfigError when it cannot be
     used."""
@@ -153,13 +202,15 @@ class SqliteConversations(ThreadedSqlite):
 
     # Below: the store's own thread only.
 
-    def _turns(self, tenant: str, conversation: str) -> tuple[Message, ...]:
-        rows = self._db.execute(
-            "SELECT turn FROM turns JOIN conversations ON number = conversation "
+    def _rows(self, tenant: str, conversation: str) -> list[tuple[int, str]]:
+        return self._db.execute(
+            "SELECT place, turn FROM turns JOIN conversations ON number = conversation "
             "WHERE tenant = ? AND id = ? ORDER BY place",
             (tenant, conversation),
-        )
-        return tuple(decode_turn(row[0]) for row in rows)
+        ).fetchall()
+
+    def _turns(self, tenant: str, conversation: str) -> tuple[Message, ...]:
+        return tuple(decode_turn(turn) for _, turn in self._rows(tenant, conversation))
 
     def _target(self, tenant: str, conversation: str) -> str | None:
         row = self._db.execute(
@@ -177,50 +228,44 @@ class SqliteConversations(ThreadedSqlite):
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
-            kept = self._turns(tenant, conversation)
-            answered = said[-1].role == "assistant" if said else False
-            turns = (*joined(kept, said[:-1]), said[-1]) if answered else joined(kept, said)
-            unchanged = 0
-            while unchanged < min(len(kept), len(turns)) and kept[unchanged] == turns[unchanged]:
-                unchanged += 1
-            number = self._touched(tenant, conversation, target, stays)
-            self._replace(number, len(kept) - unchanged, [encode_turn(turn) for turn in turns[unchanged:]])
-            self._sweep()
+            rows = self._rows(tenant, conversation)
+            change = rewrite([turn for _, turn in rows], said, self._bounds)
+            number = self._touched(tenant, conversation, target, stays, change.size_bytes)
+            self._write(number, rows[0][0] if rows else 0, change)
+            self._sweep(tenant, number)
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:  # a full disk may have ended it
                 db.execute("ROLLBACK")
             raise
 
-    def _touched(self, tenant: str, conversation: str, target: str, stays: str) -> int:
+    def _touched(self, tenant: str, conversation: str, target: str, stays: str, size_bytes: int) -> int:
         row = self._db.execute(
-            "INSERT INTO conversations(tenant, id, target, touched_unix_s, stays) VALUES(?,?,?,?,?) "
+            "INSERT INTO conversations(tenant, id, target, touched_unix_s, stays, size_bytes) VALUES(?,?,?,?,?,?) "
             "ON CONFLICT(tenant, id) DO UPDATE SET target = excluded.target, touched_unix_s = excluded.touched_unix_s, "
-            "stays = iif(excluded.stays = '', stays, excluded.stays) RETURNING number",
-            (tenant, conversation, target, stamp(self._wall()), stays),
+            "size_bytes = excluded.size_bytes, stays = iif(excluded.stays = '', stays, excluded.stays) "
+            "RETURNING number",
+            (tenant, conversation, target, stamp(self._wall()), stays, size_bytes),
         ).fetchone()
         return int(row[0])
 
-    def _replace(self, number: int, dropped: int, encoded: list[str]) -> None:
-        """The last `dropped` turns go, these come, and the bound is kept."""
-        last = self._db.execute(
-            "SELECT coalesce(max(place), -1) FROM turns WHERE conversation = ?", (number,)
-        ).fetchone()[0]
-        first = last + 1 - dropped
-        self._db.execute("DELETE FROM turns WHERE conversation = ? AND place >= ?", (number, first))
+    def _write(self, number: int, first: int, change: Rewrite) -> None:
+        """first: place of its first row."""
+        fresh = first + change.unchanged
+        self._db.execute("DELETE FROM turns WHERE conversation = ? AND place >= ?", (number, fresh))
         self._db.executemany(
-            "INSERT INTO turns VALUES(?,?,?)", [(number, first + place, turn) for place, turn in enumerate(encoded)]
+            "INSERT INTO turns VALUES(?,?,?)", [(number, fresh + at, turn) for at, turn in enumerate(change.added)]
         )
-        self._db.execute(
-            "DELETE FROM turns WHERE conversation = ? AND place < ?",
-            (number, first + len(encoded) - self._bounds.turns),
-        )
+        self._db.execute("DELETE FROM turns WHERE conversation = ? AND place < ?", (number, first + change.forgotten))
 
-    def _sweep(self) -> None:
+    def _sweep(self, tenant: str, current: int) -> None:
         now = self._wall()
         if sweepable(self._db, now, ("conversations", "touched_unix_s")):
             oldest_unix_s = now.unix_s - self._bounds.age_s
             self._db.execute("DELETE FROM conversations WHERE touched_unix_s < ?", (oldest_unix_s,))
+        held_bytes = self._db.execute("SELECT sum(size_bytes) FROM conversations WHERE tenant = ?", (tenant,))
+        if held_bytes.fetchone()[0] > self._bounds.tenant_bytes:
+            self._db.execute(OVER_BYTES, (current, tenant, self._bounds.tenant_bytes))
         over = self._db.execute("SELECT count(*) FROM conversations").fetchone()[0] - self._bounds.conversations
         if over > 0:
             self._db.execute(

@@ -13,10 +13,11 @@ from engines.registry import engine_class
 from engines.sentences import SentenceEmbedder
 from engines.store import ModelStore
 from gateway.cache import CacheSettings, SemanticCache
-from gateway.conversation_store import SqliteConversations
+from gateway.conversation_store import ConversationBounds, ConversationStore, SqliteConversations
 from gateway.conversations import KeptConversations
 from gateway.memory_settings import MemorySettings
 from gateway.ports import AnswerCache, Conversations, NoCache, NoConversations
+from gateway.postgres_conversations import PostgresConversations
 from gateway.result_store import ResultStore, SqliteResults
 from gateway.second_opinion import SecondOpinion
 from links.port import Mount
@@ -32,6 +33,13 @@ POOL_BYTES = 256 << 20
 """The encoder takes 23 MB on disk and some 60 MB in memory."""
 
 
+def _conversations(settings: MemorySettings, folder: Path) -> ConversationStore:
+    bounds = ConversationBounds(tenant_bytes=settings.conversations_mib << 20)
+    if settings.conversations_postgres:
+        return PostgresConversations(settings.conversations_postgres, bounds)
+    return SqliteConversations(folder / "conversations.sqlite", bounds)
+
+
 class TextMemory:
     """Cache, conversations and what apps told, of one house, under `folder`."""
 
@@ -41,7 +49,7 @@ class TextMemory:
         self._models = models
         self._executor: BoundedExecutor | None = None
         self._endpoint: LocalEndpoint | None = None
-        self._kept = SqliteConversations(folder / "conversations.sqlite") if settings.conversations else None
+        self._kept = _conversations(settings, folder) if settings.conversations else None
         self.conversations: Conversations = KeptConversations(self._kept) if self._kept else NoConversations()
         self.results: ResultStore = SqliteResults(folder / "results.sqlite")
         self.why = ""

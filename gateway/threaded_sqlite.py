@@ -41,10 +41,14 @@ class ThreadedSqlite:
         self._file = file
         self._migrations = migrations
         self._opened: sqlite3.Connection | None = None
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=thread)
 
     async def close(self) -> None:
         """Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         await self._do(self._shut)
         self._thread.shutdown()
 

@@ -8,9 +8,11 @@ import importlib.util
 import inspect
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -143,6 +145,77 @@ def redis_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Redis
         yield server
     finally:
         server.kill()
+
+
+@frozen
+class PostgresServer:
+    """A running PostgreSQL on a free port of 127.0.0.1, without fsync; its user is a superuser without a password."""
+
+    port: int
+    folder: Path
+    command: list[str]
+    user: str | None
+    process: list[subprocess.Popen[bytes]]
+
+    def url(self, database: str = "postgres") -> str:
+        """Of a database; that one is always there."""
+        return f"postgresql://midstream@127.0.0.1:{self.port}/{database}"
+
+    def restart(self) -> None:
+        """Start it (again) with the same data."""
+        self.process.append(
+            subprocess.Popen(
+                self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=self.user, cwd="/"
+            )
+        )
+        wait_for_port(self.port)
+
+    def kill(self) -> None:
+        """End it at once; connections break."""
+        self.process[-1].send_signal(signal.SIGQUIT)
+        self.process[-1].wait(20)
+
+
+@pytest.fixture(scope="session")
+def postgres(free_port: Callable[[], int]) -> Iterator[PostgresServer]:
+    """A real PostgreSQL for all tests; skips (fails in CI) without one. It refuses to run as root: `nobody` runs it."""
+    with running_postgres(free_port()) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_postgres(port: int) -> Iterator[PostgresServer]:
+    """One with data of its own. Skips as the fixture does."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
+    folder = found[-1] if found else Path(_server_binary("initdb")).parent
+    user = "nobody" if os.geteuid() == 0 else None
+    place = Path(tempfile.mkdtemp(prefix="midstream-postgres-"))
+    data = str(place / "data")
+    command = [
+        str(folder / "postgres"), "-D", data, "-p", str(port), "-c", "listen_addresses=127.0.0.1",
+        "-c", "unix_socket_directories=", "-c", "fsync=off",
+    ]  # fmt: skip
+    server = PostgresServer(port, Path(data), command, user, [])
+    try:
+        if user is not None:
+            shutil.chown(place, user)
+        _init_postgres(str(folder / "initdb"), data, user)
+        server.restart()
+        yield server
+    finally:
+        for process in server.process:
+            process.kill()
+            process.wait()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _init_postgres(initdb: str, data: str, user: str | None) -> None:
+    command = [initdb, "-D", data, "-U", "midstream", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, user=user, cwd="/")
+    except PermissionError:
+        pytest.skip(f"the user {user!r} cannot run {initdb}, and PostgreSQL refuses to run as root")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture

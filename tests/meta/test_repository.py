@@ -32,6 +32,7 @@ HEAVY = (
     "cryptography",
     "amqtt",
     "redis",
+    "asyncpg",
 )
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60

@@ -16,15 +16,15 @@ import pytest
 
 from tests.conftest import ROOT
 
-APPS = 5_000
+APPS, WARM_APPS = 5_000, 600
 HEARTBEAT_S = 15.0
 
 
 @contextlib.contextmanager
-def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def program(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.route.channel_peers", *arguments],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )  # fmt: skip
     try:
         yield process
@@ -41,28 +41,34 @@ def state(folder: Path) -> dict[str, int]:
     return found
 
 
-def wave(folder: Path, port: int) -> tuple[float, int, int]:
+def wave(folder: Path, port: int, count: int = APPS) -> tuple[float, int, int]:
     """(seconds from the last sign of life to the last reaped connection, RSS with all, RSS after), bytes."""
-    with program("apps", str(port), str(APPS)) as apps:
+    with program("apps", str(port), str(count)) as apps:
         assert apps.stdout is not None and apps.stdout.readline() == "ready\n"
         apps.send_signal(signal.SIGSTOP)  # no FIN, no RST: the sockets stay, nobody answers
         begun_s, full = time.monotonic(), 0
         while (found := state(folder))["connected"]:
             full = max(full, found["rss"])
         seconds = time.monotonic() - begun_s
-    time.sleep(3.0)
+        time.sleep(HEARTBEAT_S)  # what they leave is given back at the second look after it
     return seconds, full, state(folder)["rss"]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_five_thousand_silent_apps_are_reaped_and_their_memory_returns(tmp_path: Path) -> None:
-    with program("gateway", str(tmp_path), str(HEARTBEAT_S)) as gateway:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("allocator", ["pymalloc", "malloc"])
+def test_five_thousand_silent_apps_are_reaped_and_their_memory_returns(tmp_path: Path, allocator: str) -> None:
+    with program("gateway", str(tmp_path), str(HEARTBEAT_S), PYTHONMALLOC=allocator) as gateway:
         assert gateway.stdout is not None
         port = int(gateway.stdout.readline())
+        before = wave(tmp_path, port, WARM_APPS)[2]
         first_s, full, after = wave(tmp_path, port)
         second_s, again, end = wave(tmp_path, port)
-    print(f"reaped in {first_s:.1f} and {second_s:.1f} s; RSS {full}, {after}, {again}, {end}")
+    print(f"{allocator}: reaped in {first_s:.1f} and {second_s:.1f} s; RSS {before}, {full}, {after}, {again}, {end}")
     assert first_s <= 2 * HEARTBEAT_S and second_s <= 2 * HEARTBEAT_S
     # What the interpreter keeps after the first wave is kept once: a second wave adds nothing.
     assert again <= 1.1 * full and end <= 1.1 * after
+    if allocator == "malloc":  # CPython's own gives back whole MiB only, and some object stays in most of them
+        assert after <= 1.1 * before and end <= 1.1 * before
+    else:
+        assert after - before <= 0.75 * (full - before)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from gateway.context import Caller
-from gateway.control_channel import ChannelSettings, ControlChannel, Desired
+from gateway.control_channel import CROWD, ChannelSettings, ControlChannel, Desired
+from gateway.freed_memory import give_back
 from gateway.ports import OpenKeys
 from gateway.result_store import SqliteResults
 from links.port import FrameStream, Request
@@ -180,3 +182,34 @@ async def test_a_full_disk_is_told_to_the_operator_and_not_to_apps(
     (bye,) = (read_frame(frame) for frame in app.sent)
     assert isinstance(bye, Bye) and "later" in bye.reason and "sqlite" not in bye.reason
     assert any("r.sqlite" in record.message for record in caplog.records)
+
+
+async def test_memory_is_given_back_once_when_a_crowd_has_gone(tmp_path: Path) -> None:
+    given: list[int] = []
+    store = SqliteResults(tmp_path / "r.sqlite")
+    settings = ChannelSettings(heartbeat_s=0.1)
+    channel = ControlChannel(
+        OpenKeys(), store, lambda: Desired("device"), time.monotonic, settings, crowd_left=lambda: given.append(1)
+    )
+    await channel.start()
+    for number in range(CROWD + 1):
+        app = AppStream()
+        app.say(write_frame(Hello(session=f"{number:032x}")))
+        app.say(None)
+        await channel.handle(Request("GET", PATH, {}), app)
+    await until(lambda: bool(given))
+    await asyncio.sleep(0.2)
+    assert given == [1]
+    await channel.stop()
+
+
+def test_giving_memory_back_frees_what_only_refers_to_itself() -> None:
+    class Knot:
+        """Refers to itself."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+    gone = weakref.ref(Knot())
+    give_back()
+    assert gone() is None

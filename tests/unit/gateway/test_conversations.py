@@ -12,7 +12,6 @@ from gateway.context import Caller
 from gateway.conversation_store import ConversationBounds, SqliteConversations, joined
 from gateway.conversations import KeptConversations
 from protocol.chat import ChatRequest
-from protocol.clock import WallTime
 from protocol.errors import BadRequest, TooLarge
 from protocol.text import Message
 from tests.unit.gateway.test_compression import conversation
@@ -84,41 +83,6 @@ async def test_another_target_gets_it_shorter_and_the_same_one_whole(store: Sqli
     assert small.saved_tokens > 100
 
 
-async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
-    store = SqliteConversations(tmp_path / "c.sqlite")
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    turns = (
-        Message("user", "x"),
-        Message("assistant", "", tool_calls=(call,)),
-        Message("tool", "7", tool_call_id="c1"),
-    )
-    await store.extend("a", "c1", turns, "cloud")
-    await store.close()
-    store = SqliteConversations(tmp_path / "c.sqlite")
-    assert await store.turns("a", "c1") == turns
-    assert await store.target("a", "c1") == "cloud"
-    assert await store.target("a", "c9") is None
-    await store.close()
-
-
-async def test_bounds_forget_the_oldest_first(tmp_path: Path) -> None:
-    now = [1000.0]
-    bounds = ConversationBounds(turns=4, conversations=2, age_s=50.0)
-    store = SqliteConversations(tmp_path / "c.sqlite", bounds, lambda: WallTime(now[0], True))
-    for number in range(6):
-        await store.extend("a", "long", (Message("user", str(number)),), "d")
-    assert [turn.content for turn in await store.turns("a", "long")] == ["2", "3", "4", "5"]
-    for name in ("one", "two"):
-        now[0] += 1.0
-        await store.extend("a", name, (Message("user", name),), "d")
-    assert await store.turns("a", "long") == ()
-    now[0] += 60.0
-    await store.extend("a", "late", (Message("user", "x"),), "d")
-    assert await store.turns("a", "two") == ()
-    assert await store.forget("a", "late") and not await store.forget("a", "late")
-    await store.close()
-
-
 async def test_what_cannot_be_kept_is_refused_before_it_is_asked(store: SqliteConversations) -> None:
     kept = KeptConversations(store)
     with pytest.raises(BadRequest, match="conversation_id"):
@@ -173,41 +137,4 @@ async def test_a_history_longer_than_the_bound_is_not_doubled(tmp_path: Path) ->
         await kept.closed(ANNA, chat, Message("assistant", f"a{number}"), "stop", "device")
         said += [f"a{number}", f"u{number}"]
     assert [turn.content for turn in await store.turns("a", "c1")] == ["u3", "a4", "u4", "a5"]
-    await store.close()
-
-
-async def test_what_kept_a_conversation_here_outlives_later_turns_and_a_restart(tmp_path: Path) -> None:
-    store = SqliteConversations(tmp_path / "c.sqlite")
-    await store.extend("a", "c1", turns("u1", "a1"), "device", "a label")
-    await store.extend("a", "c1", turns("u2", "a2"), "device")
-    await store.close()
-    store = SqliteConversations(tmp_path / "c.sqlite")
-    assert (await store.stays("a", "c1"), await store.stays("b", "c1")) == ("a label", "")
-    await store.close()
-
-
-async def test_a_clock_that_is_set_later_forgets_nothing_that_was_just_said(tmp_path: Path) -> None:
-    clock = [WallTime(100.0, False)]
-    store = SqliteConversations(tmp_path / "c.sqlite", wall=lambda: clock[0])
-    await store.extend("a", "early", turns("u1", "a1"), "d")
-    clock[0] = WallTime(1.8e9, True)
-    await store.extend("a", "late", turns("u1", "a1"), "d")
-    assert await store.turns("a", "early")
-    clock[0] = WallTime(500.0, False)
-    await store.extend("a", "back", turns("u1", "a1"), "d")
-    clock[0] = WallTime(1.8e9 + 31 * 86_400.0, True)
-    await store.extend("a", "later", turns("u1", "a1"), "d")
-    assert [bool(await store.turns("a", name)) for name in ("early", "late", "back", "later")] == [
-        False, False, True, True,
-    ]  # fmt: skip
-    await store.close()
-
-
-async def test_one_tenant_does_not_push_out_the_conversations_of_others(tmp_path: Path) -> None:
-    store = SqliteConversations(tmp_path / "c.sqlite", ConversationBounds(conversations=5))
-    await store.extend("small", "only", turns("u1", "a1"), "d")
-    for number in range(20):
-        await store.extend("greedy", str(number), turns("u1", "a1"), "d")
-    assert await store.turns("small", "only") and await store.turns("greedy", "19")
-    assert not await store.turns("greedy", "0")
     await store.close()
