@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from attrs import define, field, frozen
@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from engines.breaker import Breaker, BreakerRules
 from engines.key_pool import CoolDown, KeyPool
 from engines.retrying import FAILING_STATUSES, RETRIED_STATUSES, RetryBudget, RetryRules, wait_s
+from links.patience import Patience
 from links.port import FrameStream, Link, RejectedStatus, Reply
 from protocol.clock import Clock
 from protocol.errors import Full, LinkError, LinkTimeout, NotAllowed
@@ -239,7 +240,7 @@ class _TenantLink:
             opened = owner.link.lines(path, {**headers, **leave.headers}, body, max(first_byte_s, deadline_s))
             async with aclosing(opened) as chunks:  # type: ignore[type-var]
                 try:
-                    first = await _within(chunks, first_byte_s, f"{owner.name} sent no first byte")
+                    first = await _first_within(chunks, first_byte_s, owner.name)
                 except RejectedStatus as err:
                     asked_s = owner.answered(leave, err.status, err.headers)
                     failed += 1
@@ -260,26 +261,32 @@ class _TenantLink:
                     if first is None:
                         return
                     yield first
-                    async for chunk in self._rest(chunks, min(deadline_s, owner.phases.between_s), end_s):
-                        yield chunk
+                    async with aclosing(self._rest(chunks, min(deadline_s, owner.phases.between_s), end_s)) as rest:
+                        async for chunk in rest:
+                            yield chunk
                     return
             await owner.sleep(wait)
 
-    async def _rest(self, chunks: AsyncIterator[bytes], between_s: float, end_s: float) -> AsyncIterator[bytes]:
-        owner = self.owner
+    async def _rest(self, chunks: AsyncIterator[bytes], between_s: float, end_s: float) -> AsyncGenerator[bytes, None]:
+        owner, patience = self.owner, Patience()
         try:
             while True:
                 left_s = end_s - owner.clock()
                 if left_s <= 0:
                     raise LinkTimeout(f"{owner.name} took longer than the {owner.phases.total_s:g} s of a request")
                 limit_s = min(between_s, left_s)
-                chunk = await _within(chunks, limit_s, f"{owner.name} was silent for {limit_s:.1f} s in its answer")
+                try:
+                    chunk = await patience.wait(anext(chunks, None), limit_s)
+                except TimeoutError as err:
+                    raise LinkTimeout(f"{owner.name} was silent for {limit_s:.1f} s in its answer") from err
                 if chunk is None:
                     return
                 yield chunk
         except LinkError:
             owner.breaker.failed(owner.clock())
             raise
+        finally:
+            patience.close()
 
     async def open(self, path: str) -> FrameStream:
         """As the provider says."""
@@ -289,10 +296,10 @@ class _TenantLink:
         """The way belongs to the provider."""
 
 
-async def _within(chunks: AsyncIterator[bytes], seconds: float, message: str) -> bytes | None:
-    """The next chunk, or None at the end."""
+async def _first_within(chunks: AsyncIterator[bytes], seconds: float, name: str) -> bytes | None:
+    """The first chunk, or None for an answer without any."""
     try:
         async with asyncio.timeout(seconds):
             return await anext(chunks, None)
     except TimeoutError as err:
-        raise LinkTimeout(f"{message} within {seconds:.1f} s" if "no first" in message else message) from err
+        raise LinkTimeout(f"{name} sent no first byte within {seconds:.1f} s") from err

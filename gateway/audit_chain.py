@@ -19,6 +19,7 @@ FIRST = "0" * 64
 """`prev` of the very first line."""
 
 MAX_LINE_BYTES = 64 << 10
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _TAIL = b',"hash":"'
 _TAIL_BYTES = len(_TAIL) + 64 + len(b'"}')
 
@@ -43,9 +44,7 @@ class Fault:
 def link(head: Head, at_s: float, kind: str, fields: Mapping[str, Any]) -> tuple[bytes, Head]:
     """The next line, with its newline, and the chain's new head. at_s: wall seconds."""
     document = {"seq": head.seq + 1, "at_s": round(at_s, 3), "kind": kind, **fields, "prev": head.hash}
-    body = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")[
-        :-1
-    ]
+    body = _encode(document).encode("utf-8", "replace")[:-1]
     digest = hashlib.sha256(body).hexdigest()
     return body + _TAIL + digest.encode() + b'"}\n', Head(head.seq + 1, digest)
 

@@ -8,6 +8,7 @@ without one the policy's preference. A target that fails before the wait is over
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import isfinite, isinf
 from typing import Literal
 
@@ -95,11 +96,11 @@ def plan(
     order = _ordered(_up(allowed), policy)
     if policy.start == "race":
         return DispatchPlan(_race_starts(order, prompt_tokens, patience_s), "race", "policy.dispatch.start = race")
-    starts: list[tuple[str, float]] = []
     after_s = 0.0
-    for view in order:
+    starts = [(order[0].name, after_s)]
+    for before, view in pairwise(order):
+        after_s += patience(before, prompt_tokens, patience_s)
         starts.append((view.name, after_s))
-        after_s += patience(view, prompt_tokens, patience_s)
     skipped = [view.name for view in allowed if view not in order]
     reason = f"policy.dispatch.start = {policy.start}" + (f"; resting: {', '.join(skipped)}" if skipped else "")
     return DispatchPlan(tuple(starts), policy.start, reason)

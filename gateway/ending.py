@@ -47,6 +47,8 @@ class Made:
 def sound(made: Made) -> Made:
     """The answer with half surrogate pairs mended: what is kept is read again, and asked with, in UTF-8."""
     text, shown = "".join(made.pieces), made.shown
+    if not (made.calls or shown.tool_calls) and text.isascii() and shown.content.isascii():
+        return made
     whole, calls = sayable(text), _sound_calls(made.calls)
     said = evolve(shown, content=sayable(shown.content), tool_calls=_sound_calls(shown.tool_calls))
     if whole == text and calls == made.calls and said == shown:

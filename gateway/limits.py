@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Literal
 
 from attrs import define, field, frozen
@@ -86,7 +87,12 @@ def day_of(unix_s: float) -> int:
 
 def month_of(unix_s: float) -> int:
     """Months since year 0, UTC."""
-    date = datetime.fromtimestamp(unix_s, UTC)
+    return _month_of_day(day_of(unix_s))
+
+
+@lru_cache(maxsize=4)
+def _month_of_day(day: int) -> int:
+    date = datetime.fromtimestamp(day * 86_400.0, UTC)
     return date.year * 12 + date.month - 1
 
 

@@ -42,8 +42,12 @@ def named(caller: Caller, headers: Mapping[str, str], body: Mapping[str, Any]) -
 
 
 def _first(headers: Mapping[str, str], name: str, *values: Any) -> str | None:
-    given = next((value for value in (headers.get(HEADER + name), *values) if value not in (None, "")), None)
-    if given is None:
+    given: Any = headers.get(HEADER + name)
+    for value in values:
+        if given not in (None, ""):
+            break
+        given = value
+    if given in (None, ""):
         return None
     if not isinstance(given, str) or len(given) > MAX_CHARS:
         raise BadRequest(f"{name} must be a text of at most {MAX_CHARS} characters", field=name)
@@ -51,8 +55,11 @@ def _first(headers: Mapping[str, str], name: str, *values: Any) -> str | None:
 
 
 def _labels(headers: Mapping[str, str], metadata: Mapping[str, Any]) -> dict[str, str]:
+    listed = headers.get(HEADER + "labels", "")
+    if not (listed or metadata):
+        return {}
     found = {str(key)[:MAX_CHARS]: str(value)[:MAX_CHARS] for key, value in metadata.items() if key not in _OWN}
-    for part in headers.get(HEADER + "labels", "").split(","):
+    for part in listed.split(","):
         name, equals, value = part.partition("=")
         if equals and name.strip():
             found[name.strip()[:MAX_CHARS]] = value.strip()[:MAX_CHARS]

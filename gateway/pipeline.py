@@ -453,6 +453,8 @@ def degraded(routed: Routed, reservation: Reservation) -> Routed:
 
 def _bounded(asked: ChatRequest, opened: ChatRequest, limits: LimitsPolicy) -> ChatRequest:
     """As `within_limits`; a client cannot shorten what was kept for it, so it is told what it can do."""
+    if opened is asked:
+        return within_limits(asked, limits)
     within_limits(asked, limits)
     try:
         return within_limits(opened, limits)

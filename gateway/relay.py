@@ -26,6 +26,7 @@ from gateway.stream import AnswerCut
 from gateway.surely import Once
 from gateway.targets import Target
 from gateway.wire import Wire
+from links.patience import Patience
 from links.port import Response
 from protocol.errors import LinkClosed, LinkTimeout, MidstreamError, RejectedError
 from protocol.sse import DONE
@@ -173,7 +174,7 @@ class _Run:
         self._pieces: tuple[str, ...] = ()
         self._over = False
         self._cut = ""
-        self._scope: asyncio.Timeout | None = None
+        self._patience = Patience()
 
     async def __aenter__(self) -> _Run:
         try:
@@ -189,20 +190,16 @@ class _Run:
     async def abort(self, reason: str) -> None:
         """End it from outside: its reader gets AnswerCut with `reason`."""
         self._cut = reason
-        if self._scope is not None:
-            self._scope.reschedule(0.0)
+        self._patience.end()
 
     async def uncut(self, work: Awaitable[T]) -> T:
         """`work`, unless it is aborted meanwhile."""
         if self._cut:
             raise AnswerCut(f"the answer was cut: {self._cut}", next_step="ask again")
         try:
-            async with asyncio.timeout(None) as self._scope:
-                return await work
+            return await self._patience.wait(work)
         except TimeoutError as err:
             raise AnswerCut(f"the answer was cut: {self._cut}", next_step="ask again") from err
-        finally:
-            self._scope = None
 
     def rest_s(self) -> float:
         """Seconds left for the request."""

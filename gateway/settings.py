@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -71,8 +70,8 @@ class GatewayPorts:
     per request. rtt_s: round trips by target name, as the links have seen them. loading: models that will be here soon.
     curves: calibrated confidence of local models, see gateway.calibration.
     channel: the control channel to apps, started and stopped with the way; None: there is none.
-    draw: a random number in [0, 1). chance: so many random bytes. power: where the device's energy comes from. The rest
-    are the steps of gateway.pipeline, open where a house brings none.
+    draw: a random number in [0, 1). chance: so many random bytes; they name things and guard nothing. power: where the
+    device's energy comes from. The rest are the steps of gateway.pipeline, open where a house brings none.
     """
 
     targets: Callable[[], Sequence[Target]]
@@ -84,7 +83,7 @@ class GatewayPorts:
     rtt_s: Callable[[], Mapping[str, float]] = field(default=dict)
     loading: Callable[[], Collection[str]] = field(default=frozenset)
     draw: Callable[[], float] = random.random
-    chance: Callable[[int], bytes] = os.urandom
+    chance: Callable[[int], bytes] = random.randbytes
     power: Power = field(factory=NoPower)
     keys: KeyRing = field(factory=OpenKeys)
     limits: Limits = field(factory=NoLimits)

@@ -78,12 +78,13 @@ class LeanHttpLink:
         """One request, one whole answer. Raises LinkTimeout, LinkClosed or LinkError; any status is an answer."""
         wire: HttpWire | None = None
         try:
-            async with asyncio.timeout(deadline_s), self._places:
-                try:
-                    wire = await self._begun(self._request(method, path, headers, body))
-                    data = await self._whole(wire, self._max_reply_bytes)
-                finally:
-                    self._give_back(wire)
+            until_s = await self._place(deadline_s)
+            try:
+                wire = await self._begun(self._request(method, path, headers, body), until_s)
+                data = await self._whole(wire, self._max_reply_bytes)
+            finally:
+                self._give_back(wire)
+                self._places.release()
         except TimeoutError as err:
             raise self._late(path) from err
         return Reply(wire.status, wire.headers, data)
@@ -97,26 +98,19 @@ class LeanHttpLink:
         `deadline_s`, LinkClosed when the peer vanishes in the middle.
         """
         wire: HttpWire | None = None
+        now_s = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(deadline_s):
-                await self._places.acquire()
+            until_s = await self._place(deadline_s)
         except TimeoutError as err:
             raise self._late(path) from err
         try:
-            # One time-out per wait: the generator may be driven by another task after each part.
-            async with asyncio.timeout(deadline_s):
-                wire = await self._begun(self._request("POST", path, headers, body))
+            wire = await self._begun(self._request("POST", path, headers, body), until_s)
+            wire.limit(now_s() + deadline_s)
             if wire.status > 399:
-                async with asyncio.timeout(deadline_s):
-                    await self._refuse(wire, path)
-            while True:
-                part = wire.ready()
-                if not part:
-                    async with asyncio.timeout(deadline_s):
-                        part = await wire.read()
-                    if not part:
-                        return
+                await self._refuse(wire, path)
+            while part := wire.ready() or await wire.read():
                 yield part
+                wire.limit(now_s() + deadline_s)
         except TimeoutError as err:
             raise self._late(path) from err
         finally:
@@ -138,16 +132,30 @@ class LeanHttpLink:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    async def _begun(self, request: bytes) -> HttpWire:
-        """A connection on which the answer's head has come.
+    async def _place(self, deadline_s: float) -> float:
+        """Take one of the places; gives the deadline by the loop's clock. Raises TimeoutError."""
+        until_s = asyncio.get_running_loop().time() + deadline_s
+        if self._places.locked():
+            async with asyncio.timeout_at(until_s):
+                await self._places.acquire()
+        else:
+            await self._places.acquire()
+        return until_s
+
+    async def _begun(self, request: bytes, until_s: float) -> HttpWire:
+        """A connection on which the answer's head has come. Raises TimeoutError after `until_s`.
 
         A kept connection that the server closed without a byte of an answer is replaced once: it went away as we wrote.
         """
         while True:
-            wire = self._kept() or await self._dial()
+            wire = self._kept()
+            if wire is None:
+                async with asyncio.timeout_at(until_s):
+                    wire = await self._dial()
             self._busy.add(wire)
             kept = wire.used > 0
             try:
+                wire.limit(until_s)
                 wire.begin(request)
                 await wire.head()
                 return wire

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from protocol.errors import LinkClosed, LinkError
@@ -41,6 +42,8 @@ class HttpWire(asyncio.Protocol):
         self._paused = False
         self._keeps = False
         self._news: asyncio.Future[None] | None = None
+        self._until_s = inf
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def open(self) -> bool:
@@ -57,6 +60,27 @@ class HttpWire(asyncio.Protocol):
         self.used += 1
         self._state, self._rest, self._left, self._keeps = "head", b"", 0, False
         self._transport.write(request)
+
+    def limit(self, until_s: float) -> None:
+        """Waits raise TimeoutError after `until_s`, by the loop's clock. One timer serves many limits, for a timer made
+        and cancelled per chunk costs more than reading it."""
+        self._until_s = until_s
+        if self._timer is not None and self._timer.when() > until_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(until_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        news = self._news
+        if news is None or news.done():
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._until_s:
+            news.set_exception(TimeoutError())
+        else:
+            self._timer = loop.call_at(self._until_s, self._look)
 
     async def head(self) -> None:
         """Return when `status` and `headers` are those of the answer. Raises LinkClosed or LinkError."""
@@ -85,6 +109,9 @@ class HttpWire(asyncio.Protocol):
 
     def abort(self) -> None:
         """Hang up at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -113,6 +140,9 @@ class HttpWire(asyncio.Protocol):
         elif self._error is None:
             self._error = LinkClosed(f"{self._peer} closed the connection")
         self._keeps = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._tell()
 
     def data_received(self, data: bytes) -> None:

@@ -51,7 +51,8 @@ def load_json(
     except ValueError as err:
         reason = "a number has too many digits" if "set_int_max_str_digits" in str(err) else str(err)
         raise ProtocolError(f"{what} is not JSON: {reason}") from err
-    if not bulk:
+    # What opens no more boxes than that cannot be deeper; brackets in texts only make the look needless.
+    if not bulk and data.count(b"{") + data.count(b"[") > max_depth:
         _check_depth(found, what, max_depth)
     return found
 

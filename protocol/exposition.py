@@ -36,6 +36,8 @@ from protocol.events import (
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERIES = 200
 MAX_LABEL_CHARS = 128
+MAX_KEYS = 1024
+"""Label sets whose sorted form is remembered at once."""
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -98,6 +100,7 @@ class Exposition:
         self._values: dict[str, dict[_Labels, float]] = {}
         self._histograms: dict[str, dict[_Labels, _Histogram]] = {}
         self._help = dict(_HELP)
+        self._keys: dict[tuple[tuple[str, Any], ...], _Labels] = {}
         self._folds: dict[type[Event], Callable[[Any], None]] = {
             TensorDone: self._tensor_done,
             TextDone: self._text_done,
@@ -261,7 +264,13 @@ class Exposition:
         series[key].add(seconds)
 
     def _key(self, series: Mapping[_Labels, Any], labels: Mapping[str, str]) -> _Labels:
-        key = tuple(sorted((name, str(value)[:MAX_LABEL_CHARS]) for name, value in labels.items()))
+        given = tuple(labels.items())
+        key = self._keys.get(given)
+        if key is None:
+            key = tuple(sorted((name, str(value)[:MAX_LABEL_CHARS]) for name, value in given))
+            if len(self._keys) >= MAX_KEYS:
+                self._keys.clear()
+            self._keys[given] = key
         if key in series or len(series) < self._max_series:
             return key
         return tuple((name, "other") for name, _ in key)

@@ -33,6 +33,7 @@ from protocol.upstream import (
 from protocol.vendors import VENDORS, Vendor
 
 Json = dict[str, Any]
+_OF_TEXT = frozenset({"role", "content"})
 
 
 @frozen
@@ -244,6 +245,8 @@ def parse_chunk(data: str | bytes, failing: frozenset[str] = frozenset()) -> Ups
     if choice.get("finish_reason") in failing:
         raise EngineError(f"the upstream ended with {choice['finish_reason']}")
     text = delta.get("content") if delta else choice.get("text")
+    if type(text) is str and _says_only(document, choice, delta):
+        return UpstreamDelta(text)
     return UpstreamDelta(
         text=text if isinstance(text, str) else "",
         pieces=_pieces(choice.get("logprobs")),
@@ -254,6 +257,19 @@ def parse_chunk(data: str | bytes, failing: frozenset[str] = frozenset()) -> Ups
         token_ids=_ids(choice.get("token_ids")),
         reasoning=_text(delta.get("reasoning_content")) or _text(delta.get("reasoning")),
         extra={key: document[key] for key in ("midstream", "timings") if key in document},
+    )
+
+
+def _says_only(document: Mapping[str, Any], choice: Mapping[str, Any], delta: Mapping[str, Any]) -> bool:
+    """Whether a chunk says a piece of text and nothing besides, as most do."""
+    return delta.keys() <= _OF_TEXT and not (
+        choice.get("finish_reason")
+        or choice.get("logprobs")
+        or choice.get("token_ids")
+        or choice.get("usage")
+        or document.get("usage")
+        or "timings" in document
+        or "midstream" in document
     )
 
 

@@ -25,6 +25,8 @@ def load_object(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def clean(text: str, path: str) -> str:
     """The same text. Raises BadRequest: JSON can say half a surrogate pair (\\ud800), UTF-8 and tokenizers cannot."""
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as err:

@@ -44,7 +44,12 @@ class SseEvent:
     @property
     def done(self) -> bool:
         """True for the `[DONE]` mark of OpenAI streams."""
-        return self.data.strip() == "[DONE]"
+        return is_done(self.data)
+
+
+def is_done(data: str) -> bool:
+    """Whether an event's data is the `[DONE]` mark of OpenAI streams."""
+    return data.strip() == "[DONE]"
 
 
 class SseParser:
@@ -63,6 +68,19 @@ class SseParser:
         self._data: list[bytes] = []
         self._name = b""
         self._size_bytes = 0
+
+    def plain(self, chunk: bytes) -> str | None:
+        """The data of a chunk that is one event of one line, as most are; None for any other, which `feed` takes."""
+        if not (chunk.startswith(b"data: ") and chunk.endswith(b"\n\n")) or self._rest or self._data or self._after_cr:
+            return None
+        if chunk.find(b"\n") != len(chunk) - 2 or b"\r" in chunk or self._name or len(chunk) > self._max_event_bytes:
+            return None
+        try:
+            data = chunk[6:-2].decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+        self._first = False
+        return data
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Events completed by `chunk`, in order."""

@@ -28,7 +28,7 @@ from protocol.errors import (
     ProtocolError,
     TooLarge,
 )
-from protocol.sse import SseParser
+from protocol.sse import SseParser, is_done
 from protocol.text import CallDelta, FinishReason, Message, TextRequest, Token, Usage
 
 MAX_REPLY_BYTES = 16 << 20
@@ -173,11 +173,12 @@ class EventReader:
 
     def feed(self, chunk: bytes) -> Iterator[UpstreamDelta]:
         """As the port says."""
-        for event in self._parser.feed(chunk):
-            if event.done:
+        plain = self._parser.plain(chunk)
+        for data in (plain,) if plain is not None else [event.data for event in self._parser.feed(chunk)]:
+            if is_done(data):
                 self.ended = True
             elif not self.ended:
-                yield self.read(event.data)
+                yield self.read(data)
 
     def read(self, data: str) -> UpstreamDelta:
         """One event's data."""
@@ -207,6 +208,8 @@ def turns_of(request: TextRequest) -> list[Message]:
 
 def text_of(prefix: Sequence[Token]) -> str:
     """The answer so far as text. Raises BadRequest when it ends inside a character."""
+    if not prefix:
+        return ""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(b"".join(token.data for token in prefix))
     if decoder.getstate()[0]:

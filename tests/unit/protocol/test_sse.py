@@ -100,3 +100,21 @@ def test_bytes_that_are_not_utf8_are_refused() -> None:
 
 def test_a_named_event() -> None:
     assert parsed([event("x", name="token")]) == [SseEvent("x", "token")]
+
+
+_BITS = (b"data: ", b"data:", b"a", b": x", b"\n", b"\n\n", b"\r\n", b"\r", b"event: e\n", "ü".encode(), b"\xff")
+
+
+@given(st.lists(st.lists(st.sampled_from(_BITS), max_size=5).map(b"".join), max_size=6))
+def test_a_plain_chunk_says_what_the_parser_would_have_found(chunks: list[bytes]) -> None:
+    shortened, parser = SseParser(), SseParser()
+    try:
+        for chunk in chunks:
+            wanted = parser.feed(chunk)
+            plain = shortened.plain(chunk)
+            if plain is None:
+                assert shortened.feed(chunk) == wanted
+            else:
+                assert [SseEvent(plain)] == wanted
+    except ProtocolError:
+        assert any(b"\xff" in chunk for chunk in chunks)
