@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -40,7 +41,7 @@ WARM_RUNS = 3
 LOAD_PATIENCE_S = 900.0
 """A model of some gigabytes from a worn SD card takes minutes to load; longer than this counts as hung."""
 LONG_WARM_S = 0.1
-"""The first run of a model allocates and is slow; of a model whose runs take longer than this one is enough."""
+"""The first run of a model allocates and is slow; of a model whose runs take longer than this two are enough."""
 
 
 class ModelFiles(Protocol):
@@ -88,12 +89,12 @@ class _Slot:
         if any(None in spec.shape or spec.datatype not in DATATYPE_BYTES for spec in self.model.inputs):
             return
         inputs = [_empty(spec) for spec in self.model.inputs]
-        for _ in range(WARM_RUNS):
+        for number in range(WARM_RUNS):
             began_s = clock()
             self.run(inputs)
             seconds = clock() - began_s
             self.warm_s = min(self.warm_s or seconds, seconds)
-            if seconds > LONG_WARM_S:
+            if number > 0 and seconds > LONG_WARM_S:
                 return
 
 
@@ -226,14 +227,16 @@ class LocalEndpoint:
         self._registered.pop(name, None)
         self._pool.drop(name)
 
-    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None:
+    async def preload(self, name: str, *, keep: bool = False, warm: bool = False, spare: bool = False) -> float | None:
         """Load before the first request; with `keep`, stay loaded until unregister or close.
+
+        spare: only into memory that is free, so that nothing leaves for it.
 
         warm: a model that is loaded by this also runs before it counts as loaded, off the executor; returns the seconds
         of its last run, None for one that was in memory already or has free dimensions.
         Raises NotFound, EngineError, or Full when models in use hold the memory.
         """
-        lease = await self._lease(self._resolve(name), warm)
+        lease = await self._lease(self._resolve(name), warm, spare)
         slot = lease.value
         seconds = slot.warm_s if isinstance(slot, _Slot) else None
         if keep and name not in self._pinned:
@@ -294,7 +297,7 @@ class LocalEndpoint:
             )
         return Registered(name, self._files.path(name), entry.sha256, entry.format)
 
-    async def _lease(self, wanted: Registered, warm: bool = False) -> Lease[Closable]:
+    async def _lease(self, wanted: Registered, warm: bool = False, spare: bool = False) -> Lease[Closable]:
         """Lease a loaded model, else load it off the loop; those who come meanwhile share the load."""
         name = wanted.name
         while True:
@@ -303,13 +306,13 @@ class LocalEndpoint:
                 return lease
             task = self._loading.get(name)
             if task is None:
-                task = asyncio.create_task(self._load(wanted, warm), name=f"load {name}")
+                task = asyncio.create_task(self._load(wanted, warm, spare), name=f"load {name}")
                 self._loading[name] = task
                 task.add_done_callback(lambda _: self._loading.pop(name, None))
             await asyncio.shield(task)
             wanted = self._resolve(name)  # it may be another file by now, or gone
 
-    async def _load(self, wanted: Registered, warm: bool) -> None:
+    async def _load(self, wanted: Registered, warm: bool, spare: bool) -> None:
         runtime = self._runtimes.get(wanted.runtime)
         if runtime is None:
             raise EngineError(
@@ -318,7 +321,8 @@ class LocalEndpoint:
             )
         load = _loader(runtime, wanted, self._threads, self._clock if warm else None)
         loader = self._warmer if warm else self._loader
-        lease = await loader.run(self._pool.acquire, wanted.name, _size_bytes(wanted.file), load)
+        acquire = partial(self._pool.acquire, spare=spare)
+        lease = await loader.run(acquire, wanted.name, _size_bytes(wanted.file), load)
         lease.release()
 
     def _leased(self, name: str) -> Lease[Closable]:

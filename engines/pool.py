@@ -119,11 +119,12 @@ class ModelPool:
             place = self._places.get(key)
             return self._leased(place) if place is not None and place.value is not None else None
 
-    def acquire(self, key: str, size_bytes: int, load: Callable[[], T]) -> Lease[T]:
+    def acquire(self, key: str, size_bytes: int, load: Callable[[], T], *, spare: bool = False) -> Lease[T]:
         """A lease on `key`, loading it with `load` when it is not resident. Blocks while it loads: not for the loop.
 
-        Of several callers one loads and the others wait for it. Raises EngineError when the model is larger than the
-        whole budget, Full when leased models hold the memory it needs, or whatever `load` raised.
+        spare: it takes room that is free, and puts nothing out. Of several callers one loads and the others wait.
+        Raises EngineError when the model is larger than the whole budget, Full when leased models (spare: any) hold the
+        memory it needs, or whatever `load` raised.
         """
         while True:
             victims: list[Closable] = []
@@ -133,7 +134,7 @@ class ModelPool:
                     return cast("Lease[T]", self._leased(place))
                 mine = place is None
                 if place is None:
-                    victims = self._make_room(key, size_bytes)
+                    victims = self._make_room(key, size_bytes, spare)
                     place = self._places[key] = _Place(size_bytes, self._next())
             for victim in victims:
                 victim.close()
@@ -202,14 +203,14 @@ class ModelPool:
         if value is not None:
             value.close()
 
-    def _make_room(self, key: str, size_bytes: int) -> list[Closable]:
-        """Take the least recently used unleased models out until `size_bytes` fit; those must be closed."""
+    def _make_room(self, key: str, size_bytes: int, spare: bool) -> list[Closable]:
+        """Take the least recently used unleased models out until `size_bytes` fit; to be closed. spare: none."""
         if size_bytes > self._budget_bytes:
             raise EngineError(
                 f"{key} needs about {size_bytes >> 20} MiB, the budget for models is {self._budget_bytes >> 20} MiB",
                 next_step="raise the memory budget for models, or use a smaller model",
             )
-        idle = [k for k, p in self._places.items() if p.leases == 0 and p.value is not None]
+        idle = [k for k, p in self._places.items() if p.leases == 0 and p.value is not None and not spare]
         free_bytes = self._budget_bytes - self._used()
         chosen: list[str] = []
         for candidate in sorted(idle, key=lambda k: self._places[k].used):
@@ -218,7 +219,8 @@ class ModelPool:
             free_bytes += self._places[candidate].size_bytes
             chosen.append(candidate)
         if free_bytes < size_bytes:
-            raise Full(f"models in use hold the memory that {key} needs", retry_after_s=RETRY_AFTER_S)
+            who = "other models" if spare else "models in use"
+            raise Full(f"{who} hold the memory that {key} needs", retry_after_s=RETRY_AFTER_S)
         return [cast(Closable, self._places.pop(k).value) for k in chosen]
 
     def _used(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 from attrs import frozen
@@ -12,10 +13,16 @@ ZSTD_SUFFIX = "+zstd"
 DIRECT = "cloud"
 """Name of the usual link, which goes without saying."""
 
+HERE = "device"
+"""Stands for the link of a cut whose tail ran on this device."""
+
 
 @frozen
 class Arm:
-    """Device: the whole model here. Cut: head here, tail there. Cloud: the encoded input travels."""
+    """Device: the whole model here. Cut: head here, tail there. Cloud: the encoded input travels.
+
+    A cut without a link ran both parts here: so a request ends whose tail was late. It is never chosen beforehand.
+    """
 
     kind: Literal["device", "cut", "cloud"]
     cut: str | None = None
@@ -33,9 +40,13 @@ class Arm:
         return self.codec is not None and self.codec.endswith(ZSTD_SUFFIX)
 
     def __str__(self) -> str:
-        """`cloud`, `cut:017:int8`; by another way to the coordinator than the direct one `cloud@webrtc`."""
-        text = f"cut:{self.cut}:{self.codec}" if self.kind == "cut" else self.kind
-        return text if self.link in (None, DIRECT) else f"{text}@{self.link}"
+        """`cloud`, `cut:017:int8`; by another way to the coordinator than the direct one `cloud@webrtc`; a cut whose
+        tail ran here `cut:017:int8@device`.
+        """
+        if self.kind == "cut":
+            where = "" if self.link == DIRECT else f"@{self.link or HERE}"
+            return f"cut:{self.cut}:{self.codec}{where}"
+        return self.kind if self.link in (None, DIRECT) else f"{self.kind}@{self.link}"
 
 
 DEVICE_ARM = Arm("device")
@@ -47,7 +58,8 @@ class ArmCost:
 
     device_s: head, encoding, pre- and post-processing here. server_s: tail or whole model there. up_bytes, down_bytes:
     what crosses. error_ratio: measured error of the task's answer against the whole model. loaded: ready now.
-    sends_input: an input of the model leaves as it came, or only moved or scaled.
+    sends_input: an input of the model leaves as it came, or only moved or scaled. rest_s: of a cut: seconds in which
+    this device ends by itself once the head has run; None while the tail is not in memory here.
     """
 
     arm: Arm
@@ -59,3 +71,9 @@ class ArmCost:
     error_ratio: float = 0.0
     loaded: bool = True
     sends_input: bool = False
+    rest_s: float | None = None
+
+    @property
+    def goes_on_s(self) -> float:
+        """`rest_s`, infinite where this device cannot go on."""
+        return inf if self.rest_s is None else self.rest_s

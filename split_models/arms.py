@@ -1,7 +1,7 @@
 """Executes one arm for one request; each arm is one coroutine. Decides nothing.
 
 device: before -> whole model here -> after
-cut:    before -> head here -> tensor over the link -> tail there -> after
+cut:    before -> head here -> tensor over the link -> tail there -> after; without a link the tail runs here too
 cloud:  encoded input over the link -> whole recipe there; raw tensors -> whole model there
 """
 
@@ -101,6 +101,16 @@ class ArmAnswer:
     spent: Spent
 
 
+@frozen
+class Crossing:
+    """What a head has computed, as it was to cross, and the seconds of its wait and run."""
+
+    arm: Arm
+    tensors: tuple[Tensor, ...]
+    queue_s: float
+    head_s: float
+
+
 @define(eq=False)
 class Work:
     """One request's input. `made` is filled by the first arm that needs it: a second one need not decode again.
@@ -108,7 +118,7 @@ class Work:
     before_s, before_queue_s: what making it took, and the wait for that. making: one arm at a time makes it. can_wait:
     it may stand behind others, so that a burst of such requests costs nobody else anything. asked_s: when a far end was
     asked last; before that no time was spent on a link. left: told the device seconds of a device arm that was
-    cancelled in its run, once that run is over.
+    cancelled in its run, once that run is over. crossing: of the head that ran for this request; crossed is set then.
     """
 
     encoded: bytes | memoryview | None
@@ -120,6 +130,8 @@ class Work:
     can_wait: bool = False
     asked_s: float | None = None
     left: Callable[[float], None] | None = None
+    crossing: Crossing | None = None
+    crossed: asyncio.Event = field(factory=asyncio.Event)
 
 
 class Arms:
@@ -148,7 +160,8 @@ class Arms:
             if arm.kind == "device":
                 return await self._device(plan, work, deadline_s)
             if arm.kind == "cut":
-                return await self._cut(arm, plan, work, deadline_s)
+                run = self._rest if arm.link is None else self._cut
+                return await run(arm, plan, work, deadline_s)
             return await self._cloud(arm, plan, work, deadline_s)
         except MemoryError as err:
             raise EngineError(f"no memory left for {arm}", next_step="use another arm, or free memory") from err
@@ -162,7 +175,7 @@ class Arms:
             if left is not None:
                 left(work.before_s + ran_s)
 
-        answer, queue_s = await self._here(plan.whole, made, ends_s, load=True, left=run_over)
+        answer, queue_s = await self._here(plan.whole, made.inputs, ends_s, load=True, left=run_over)
         after, after_queue_s, after_s = await self._after(plan, work, made, answer.outputs)
         spent = Spent(
             queue_s=work.before_queue_s + queue_s + after_queue_s,
@@ -176,7 +189,9 @@ class Arms:
         ends_s = self._clock() + deadline_s
         cut = plan.cut(arm)
         made = await self._before(plan, work)
-        head, queue_s = await self._here(plan.head(cut), made, ends_s, load=False)
+        head, queue_s = await self._here(plan.head(cut), made.inputs, ends_s, load=False)
+        work.crossing = Crossing(arm, tuple(head.outputs), queue_s, head.compute_s)
+        work.crossed.set()
         tail, there, finished = await self._ended(arm, plan, cut, work, made, head.outputs, self._left(ends_s))
         after, after_queue_s, after_s = finished
         spent = evolve(
@@ -189,6 +204,23 @@ class Arms:
             down_bytes=tail.down_bytes or sum(tensor.size_bytes for tensor in tail.outputs),
         )
         return ArmAnswer(after, tail.digest or plan.manifest.digest, spent)
+
+    async def _rest(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
+        """The tail here, from what the head has computed. Raises EngineError when that was another cut's head."""
+        ends_s = self._clock() + deadline_s
+        cut, crossing, made = plan.cut(arm), work.crossing, work.made
+        if crossing is None or made is None or plan.cut(crossing.arm) != cut:
+            raise EngineError(f"the head of {arm} has not run for this request", next_step="run the whole model")
+        tail, queue_s = await self._here(plan.tail(cut), crossing.tensors, ends_s, load=False, left=work.left)
+        answers = check_outputs(tail.outputs, plan.answers(cut))
+        after, after_queue_s, after_s = await self._after(plan, work, made, plan.plain(cut, tuple(answers)))
+        spent = Spent(
+            queue_s=work.before_queue_s + crossing.queue_s + queue_s + after_queue_s,
+            before_s=work.before_s,
+            compute_s=crossing.head_s + tail.compute_s,
+            after_s=after_s,
+        )
+        return ArmAnswer(after, tail.digest, spent)
 
     async def _cloud(self, arm: Arm, plan: ModelPlan, work: Work, deadline_s: float) -> ArmAnswer:
         if work.encoded is not None and plan.recipe is not None:
@@ -242,11 +274,17 @@ class Arms:
         return self._local.stops(plan.whole)
 
     async def _here(
-        self, model: str, made: Made, ends_s: float, *, load: bool, left: Callable[[float], None] | None = None
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        ends_s: float,
+        *,
+        load: bool,
+        left: Callable[[float], None] | None = None,
     ) -> tuple[TensorAnswer, float]:
         """A model of this device, and the seconds that were not its run: waiting, and coming back."""
         asked_s = self._clock()
-        answer = await self._local.infer(model, made.inputs, self._left(ends_s), load=load, left=left)
+        answer = await self._local.infer(model, inputs, self._left(ends_s), load=load, left=left)
         return answer, max(answer.wait_s, self._clock() - asked_s - answer.compute_s)
 
     async def _ask(

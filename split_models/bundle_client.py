@@ -56,6 +56,10 @@ class BundleClient:
         """A head, fetched unless it is here."""
         return await self._file(link, manifest, cut.head_file)
 
+    async def tail(self, link: Link | None, manifest: BundleManifest, cut: CutEntry) -> Path:
+        """A tail, for a device that ends a late request itself; fetched unless it is here."""
+        return await self._file(link, manifest, cut.tail_file)
+
     async def _file(self, link: Link | None, manifest: BundleManifest, name: str) -> Path:
         """Raises NotFound when the file is not here and there is no link, LinkError, EngineError for wrong bytes."""
         sha256, size_bytes = files_of(manifest)[name]

@@ -52,8 +52,8 @@ class _Part:
 
 
 class CostTable:
-    """One model's costs. Parts of the device: `whole`, `before`, `after`, `head:<id>:<codec>`; of the server: `cloud`,
-    `tail:<id>:<codec>`.
+    """One model's costs. Parts of the device: `whole`, `before`, `after`, `head:<id>:<codec>`, `tail:<id>:<codec>`; of
+    the server: `cloud`, `tail:<id>:<codec>`.
 
     Args:
         speed_ratio: device seconds over server seconds, until something was measured here.
@@ -92,6 +92,7 @@ class CostTable:
         for cut in manifest.cuts:
             share = head_share(manifest, cut)
             self._parts["device"][_head(cut)] = _Part(whole_s * share, engine)
+            self._parts["device"][_tail(cut)] = _Part(whole_s * max(0.0, 1.0 - share), engine)
             self._parts["server"][_tail(cut)] = _Part(cut.tail_s, FAR_ENGINE)
 
     def learn(self, measured: Sequence[Measured]) -> None:
@@ -161,8 +162,8 @@ class CostTable:
         if entry.seen:
             base_s = min(base_s, entry.base_s)
         if part == "whole" and entry.base_s > 0:
-            heads = {name: head for name, head in self._parts[side].items() if name.startswith("head:")}
-            _rebase_unseen(heads, base_s / entry.base_s)
+            parts = {name: one for name, one in self._parts[side].items() if name.startswith(("head:", "tail:"))}
+            _rebase_unseen(parts, base_s / entry.base_s)
         entry.base_s = base_s
 
     def seconds(self, side: Side, part: str) -> float:
@@ -183,21 +184,24 @@ class CostTable:
         *,
         zstd: Callable[[str], bool] = lambda link: False,
         raw_bytes: int | None = None,
+        ends_here: Callable[[str, str], bool] = lambda cut, codec: False,
     ) -> Sequence[ArmCost]:
         """The arms of one request.
 
         encoded_bytes: size of the encoded input, None for raw tensors, which no recipe stands around. raw_bytes: of
         those tensors; their cloud arm is the cut before the first layer, and exists where the size is told. loaded:
         whether the head (cut id, codec) is loaded. server_wait_s: queue at the far end of each link. zstd: whether a
-        link's far end takes compressed bodies.
+        link's far end takes compressed bodies. ends_here: whether the tail (cut id, codec) is loaded on this device.
         """
         encoded = encoded_bytes is not None
-        around_s = self.seconds("device", "before") + self.seconds("device", "after") if encoded else 0.0
+        after_s = self.seconds("device", "after") if encoded else 0.0
+        around_s = self.seconds("device", "before") + after_s if encoded else 0.0
         device_s = around_s + self.seconds("device", "whole")
         found = [ArmCost(DEVICE_ARM, device_s=device_s, joules=self._watts * device_s)]
         for link in links:
             wait_s = (server_wait_s or {}).get(link, 0.0)
             cuts = [self._cut(cut, link, around_s, wait_s, loaded(cut.id, cut.codec)) for cut in self._manifest.cuts]
+            cuts = [self._ended_here(cost, after_s) if ends_here(*_form(cost)) else cost for cost in cuts]
             found += cuts
             if zstd(link):
                 packed = map(self._packed, self._manifest.cuts, cuts)
@@ -221,6 +225,12 @@ class CostTable:
             loaded=loaded,
             sends_input=cut.sends_input,
         )
+
+    def _ended_here(self, cost: ArmCost, after_s: float) -> ArmCost:
+        """A tail that was only run cold cannot take longer than the whole of which it is a part."""
+        cut, codec = _form(cost)
+        tail_s = min(self.seconds("device", f"tail:{cut}:{codec}"), self.seconds("device", "whole"))
+        return evolve(cost, rest_s=tail_s + after_s)
 
     def _packed(self, cut: CutEntry, plain: ArmCost) -> ArmCost | None:
         """The same cut with compressed bodies: the sizes that were seen last, else those of calibration."""
@@ -262,6 +272,10 @@ def _head(cut: CutEntry) -> str:
 
 def _tail(cut: CutEntry) -> str:
     return f"tail:{cut.id}:{cut.codec}"
+
+
+def _form(cost: ArmCost) -> tuple[str, str]:
+    return cost.arm.cut or "", cost.arm.form or ""
 
 
 def _rebase_unseen(parts: Mapping[str, _Part], ratio: float) -> None:

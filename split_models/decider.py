@@ -6,9 +6,9 @@ Live requests and the replay of a trace drive the same decider; views, costs and
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
@@ -26,6 +26,8 @@ MOST_CREDIT = 4.0
 
 DOWN_S = 60.0
 """A link that failed is left alone so long where the policy allows no looks, which would find it again sooner."""
+
+HEAD_FIRST = Hedge(inf, "the head runs first")
 
 RESERVE_RATIO = 1.5
 """Device seconds kept back from the deadline for the fallback, over their estimate."""
@@ -114,14 +116,15 @@ class Decider:
         """
         proposal = propose(costs, views, device_wait_s, policy, self._troubles(now_s, policy))
         self.last = proposal
-        device_s = next((cost.device_s for cost in costs if cost.arm == DEVICE_ARM), 0.0)
+        device = _cost_of(costs, DEVICE_ARM)
+        device_s = device.device_s if device is not None else 0.0
         self._budget = self._budget.requested(device_s, policy)
-        covered = 0.0 < device_s <= self._budget.allowance_s(policy)
         seat = self._seats[encoded]
-        left = self._switch(seat, proposal, policy, now_s, covered, looking)
+        before = _cost_of(costs, seat.held.arm)
+        left = self._switch(seat, proposal, policy, now_s, self._covered(before, device_s, policy), looking)
         reason = seat.held.reason if left is not None else proposal.reason
-        cost = next((cost for cost in costs if cost.arm == seat.held.arm), None)
-        arm = seat.held.arm
+        arm, cost = seat.held.arm, _cost_of(costs, seat.held.arm)
+        covered = self._covered(cost, device_s, policy)
         if left is None and cost is not None and not covered and _outrun(cost, proposal, views, policy):
             arm, reason, cost = DEVICE_ARM, f"{arm} may well be later than the device", None
         return Decision(arm, reason, proposal, left, device_s, cost, covered, seat.waits, now_s)
@@ -134,10 +137,12 @@ class Decider:
         policy: SplitPolicy,
         *,
         stoppable: bool = False,
+        head_over: bool = False,
     ) -> Hedge:
         """When to start the device too, for a request under way; may be asked again meanwhile.
 
-        stoppable: a run on the device that loses is stopped.
+        stoppable: a run on the device that loses is stopped. head_over: a cut's head has run; where the tail is in
+        memory here the device goes on from there, and until then there is nothing sooner that it could begin.
         """
         entry, device = decision.proposal.of(decision.arm), decision.proposal.of(DEVICE_ARM)
         if entry is None or device is None or decision.cost is None or not isfinite(entry.predicted_s):
@@ -145,16 +150,24 @@ class Decider:
         view = slower_way(decision.cost, views)
         left_s = still_needed_s(decision.cost, views, decision.began_s)
         elapsed_s, allowance_s = max(0.0, now_s - decision.began_s), self._budget.allowance_s(policy)
-        run_s = decision.device_s
-        return hedge(entry, device, view, elapsed_s, allowance_s, policy, run_s, left_s=left_s, stoppable=stoppable)
+        rest = decision.cost.goes_on_s < decision.device_s
+        if rest and not head_over:
+            return HEAD_FIRST
+        run_s = decision.cost.goes_on_s if rest else decision.device_s
+        answers_s = max(0.0, device.predicted_s - decision.device_s) + run_s
+        found = hedge(
+            entry, device, view, elapsed_s, allowance_s, policy, run_s,
+            answers_s=answers_s, left_s=left_s, stoppable=stoppable,
+        )  # fmt: skip
+        return evolve(found, rest=rest)
 
-    def hedged(self, decision: Decision) -> None:
+    def hedged(self, found: Hedge) -> None:
         """The device was started beside the link: its seconds count against the allowance, whoever wins."""
-        self._budget = self._budget.started(decision.device_s)
+        self._budget = self._budget.started(found.run_s)
 
-    def hedge_over(self, decision: Decision, ran_s: float) -> None:
+    def hedge_over(self, found: Hedge, ran_s: float) -> None:
         """That run is over after `ran_s` device seconds; what it did not use may be spent by another hedge."""
-        self._budget = self._budget.over(decision.device_s, ran_s)
+        self._budget = self._budget.over(found.run_s, ran_s)
 
     @property
     def budget(self) -> HedgeBudget:
@@ -295,8 +308,17 @@ class Decider:
         seat.held = after
         return before if after.arm != before else None
 
+    def _covered(self, cost: ArmCost | None, device_s: float, policy: SplitPolicy) -> bool:
+        """Whether the allowance suffices to start the device beside an arm of this cost."""
+        run_s = min(device_s, cost.goes_on_s) if cost is not None else device_s
+        return 0.0 < run_s <= self._budget.allowance_s(policy)
+
     def _link(self, name: str) -> _LinkState:
         return self._links.setdefault(name, _LinkState())
+
+
+def _cost_of(costs: Sequence[ArmCost], arm: Arm) -> ArmCost | None:
+    return next((cost for cost in costs if cost.arm == arm), None)
 
 
 def _outrun(cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy) -> bool:

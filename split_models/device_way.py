@@ -254,6 +254,7 @@ class DeviceWay:
             zstd=self._takes_zstd,
             strategy=ports.strategy,
             preload=partial(self._preload, plan),
+            rest=partial(self.want_rest, plan),
             stale=self._wake.set,
             emit=ports.emit,
             clock=ports.clock,
@@ -270,6 +271,20 @@ class DeviceWay:
     def _preload(self, plan: ModelPlan, arm: Arm) -> None:
         cut = plan.cut(arm)
         self._heads.want(plan.head(cut), partial(self._load_tail, arm.link or "", plan.tail(cut)))
+
+    def want_rest(self, plan: ModelPlan, arm: Arm) -> None:
+        """Have the tail of a cut here too, in the background: fetched, loaded into free memory and warmed."""
+        cut = plan.cut(arm)
+        self._heads.want_rest(plan.tail(cut), partial(self._fetch_tail, plan, cut))
+
+    async def _fetch_tail(self, plan: ModelPlan, cut: CutEntry) -> None:
+        """A tail's file, so that it can run here; fetched when it is wanted first, over a link that may carry it."""
+        remote = next(iter(self._ports.remotes().values()), None) if self._ports.may_fetch() else None
+        path = await self._client.tail(remote.link if remote else None, plan.manifest, cut)
+        runner = self._runners.get(plan.name)
+        if runner is None or runner.plan.manifest != plan.manifest:
+            raise NotFound(f"{plan.name} has another bundle now")
+        self._register(plan.name, plan.tail(cut), path, plan.manifest)
 
     async def _load_tail(self, link: str, tail: str) -> None:
         """Have the far end load the tail too; what it makes of that shows in its answers."""

@@ -1,4 +1,4 @@
-"""Heads on a device: loaded and warmed before they are used, set aside while they fail.
+"""Heads on a device, and tails for late links: loaded and warmed before they are used, set aside while they fail.
 
 A head may be used once it is in memory and has run once there, and once the far end was asked to load its tail; no
 request waits for any of it. Memory is the pool's: the least recently used head goes first, and one that went is loaded
@@ -27,12 +27,18 @@ NOT_HERE_S = 1.0
 _log = logging.getLogger("midstream.split")
 
 
+async def _nothing() -> None:
+    """There is nothing else to do."""
+
+
 class Residents(Protocol):
     """The part of engines.local.LocalEndpoint that is used here."""
 
     def loaded(self, name: str) -> bool: ...
 
-    async def preload(self, name: str, *, keep: bool = False, warm: bool = False) -> float | None: ...
+    async def preload(
+        self, name: str, *, keep: bool = False, warm: bool = False, spare: bool = False
+    ) -> float | None: ...
 
 
 @define
@@ -80,6 +86,16 @@ class Heads:
         head.loading = True
         self._spawn(self._load(name, head, load_tail), f"load {name}")
 
+    def want_rest(self, name: str, fetch: Callable[[], Awaitable[None]]) -> None:
+        """The same for a tail that is to run here when its link is late: `fetch` brings the file, and it only takes
+        memory that is free. A head that needs the room later puts it out first, since it runs least.
+        """
+        rest = self._heads.setdefault(name, _Head())
+        if rest.loading or rest.until_s > self._clock() or self.ready(name):
+            return
+        rest.loading = True
+        self._spawn(self._load(name, rest, before=fetch, spare=True), f"load {name}")
+
     def forget(self, name: str) -> None:
         """Its model was removed, or has another bundle."""
         self._heads.pop(name, None)
@@ -101,11 +117,19 @@ class Heads:
         except MidstreamError as err:
             _log.info("%s is not loaded ahead: %s", name, err)
 
-    async def _load(self, name: str, head: _Head, load_tail: Callable[[], Awaitable[None]]) -> None:
+    async def _load(
+        self,
+        name: str,
+        head: _Head,
+        after: Callable[[], Awaitable[None]] = _nothing,
+        before: Callable[[], Awaitable[None]] = _nothing,
+        spare: bool = False,
+    ) -> None:
         try:
+            await before()
             async with self._one_load:  # requests that need another model find the loader free
-                seconds = await self._local.preload(name, warm=True)
-            await load_tail()
+                seconds = await self._local.preload(name, warm=True, spare=spare)
+            await after()
             head.ready = True
             if seconds is not None:
                 self._warmed(name, seconds)

@@ -52,10 +52,16 @@ AT_ONCE_S = 1e-3
 
 @frozen
 class Hedge:
-    """Start the device arm after `start_in_s` more seconds without an answer: 0 now, infinite never."""
+    """Start the device after `start_in_s` more seconds without an answer: 0 now, infinite never.
+
+    run_s: device seconds that the start counts at first. rest: it goes on with the tail from what the head computed;
+    otherwise it runs the whole model.
+    """
 
     start_in_s: float
     reason: str
+    run_s: float = 0.0
+    rest: bool = False
 
 
 NEVER = Hedge(inf, "there is nothing to start")
@@ -105,6 +111,7 @@ def hedge(
     policy: SplitPolicy,
     run_s: float | None = None,
     *,
+    answers_s: float | None = None,
     left_s: float | None = None,
     stoppable: bool = False,
 ) -> Hedge:
@@ -112,6 +119,7 @@ def hedge(
 
     May be asked again while the request runs. view: the slower way of the entry's link. allowance_s: HedgeBudget's.
     run_s: device seconds that a start uses, without the wait for the device; default: all that was predicted.
+    answers_s: from a start to the device's answer, which a head that has run brings nearer; default: as predicted.
     left_s: what the transfer under way still needs, as far as it has come; None where nothing tells. stoppable: a run
     that loses uses the device only until then.
     """
@@ -120,9 +128,11 @@ def hedge(
     if refused:
         return Hedge(inf, refused)
     if not isfinite(entry.predicted_s) or left_s == inf or (view.residuals and min(view.residuals) == inf):
-        return Hedge(0.0, "the link is not expected to answer")
+        return Hedge(0.0, "the link is not expected to answer", run_s)
     price = _price(allowance_s / run_s)
-    start = _Start(device.predicted_s, run_s, price, _other_cost_s(device, policy), stoppable)
+    other_s = _other_cost_s(device, policy)
+    answers_s = device.predicted_s if answers_s is None else answers_s
+    start = _Start(answers_s, run_s, price, other_s, stoppable, device.predicted_s)
     start_s = _best_start_s(_Remaining.of(entry, view.residuals, elapsed_s, left_s), start)
     if start_s == inf:
         return Hedge(inf, "the link is expected to be first")
@@ -131,6 +141,7 @@ def hedge(
     return Hedge(
         start_in_s if start_in_s > AT_ONCE_S else 0.0,
         f"device after {start_s:.2f} s, link expected in {expected_ms:.0f} ms",
+        run_s,
     )
 
 
@@ -164,13 +175,15 @@ def _refused(entry: Ranked, device: Ranked, run_s: float, allowance_s: float, po
 @frozen
 class _Start:
     """What a start of the device brings. device_s: until it answers, waiting included. run_s: what it uses at the most.
-    price: seconds of waiting that must be saved per device second. other_s: what it costs besides, in seconds."""
+    price: seconds of waiting that must be saved per device second. other_s: what it costs besides, in seconds. alone_s:
+    until the device would have answered had it been started with the request."""
 
     device_s: float
     run_s: float
     price: float
     other_s: float
     stoppable: bool
+    alone_s: float
 
 
 @frozen
@@ -224,7 +237,7 @@ class _Remaining:
 
     def _regretted(self, first_s: float, start: _Start) -> float:
         """`first_s` with what is later than the device, had it been started with the request."""
-        return first_s + REGRET * max(0.0, first_s - self.sooner(start.device_s))
+        return first_s + REGRET * max(0.0, first_s - self.sooner(start.alone_s))
 
     def _later(self, at_s: float) -> float:
         """Weight of the moments after `at_s`."""

@@ -12,11 +12,12 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
-from protocol.errors import BadRequest, EngineError, Full, LinkTimeout, MidstreamError
+from protocol.errors import BadRequest, EngineError, Full, LinkTimeout, Loading, MidstreamError
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.arms import ArmAnswer, Arms, FarEndError, Work
-from split_models.decider import Decider, Decision
+from split_models.decider import HEAD_FIRST, Decider, Decision
+from split_models.hedge import Hedge
 from split_models.link_states import LinkStates
 from split_models.looks import HANDS_OFF_S
 from split_models.plan import ModelPlan
@@ -103,14 +104,56 @@ class Race:
             await asyncio.wait({link})
         while not link.done():
             now_s, views = self._ports.clock(), self._ports.links()
-            found = self._decider.hedge(entry.decision, views, now_s, entry.policy, stoppable=stoppable)
+            found = self._decider.hedge(
+                entry.decision, views, now_s, entry.policy, stoppable=stoppable, head_over=entry.work.crossed.is_set()
+            )
             if found.start_in_s <= 0:
-                self._decider.hedged(entry.decision)
-                entry.work.left = partial(self._decider.hedge_over, entry.decision)
-                reason = f"hedge for {entry.arm}: {found.reason}"
-                return asyncio.create_task(self._timed(entry, DEVICE_ARM, reason), name="hedge")
-            await asyncio.wait({link}, timeout=min(found.start_in_s, ASK_AGAIN_S))
+                return asyncio.create_task(self._hedge(entry, found), name="hedge")
+            await self._wait(entry, link, found)
         return None
+
+    async def _wait(self, entry: Entry, link: asyncio.Task[ArmAnswer], found: Hedge) -> None:
+        """Until something may have changed: the link ended, its head has run, or some time has passed."""
+        if found is not HEAD_FIRST:
+            await asyncio.wait({link}, timeout=min(found.start_in_s, ASK_AGAIN_S))
+            return
+        crossed = asyncio.create_task(entry.work.crossed.wait(), name="head")
+        try:
+            await asyncio.wait({link, crossed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            crossed.cancel()
+
+    async def _hedge(self, entry: Entry, found: Hedge) -> Outcome:
+        """The device beside the link: the tail from where the head left off, where that is here, else the whole."""
+        reason = f"hedge for {entry.arm}: {found.reason}"
+        self._count(entry, found)
+        if found.rest:
+            outcome = await self._from_the_head(entry, reason)
+            if outcome is not None:
+                return outcome
+            self._count(entry, Hedge(0.0, reason, entry.decision.device_s))
+        return await self._timed(entry, DEVICE_ARM, reason)
+
+    def _count(self, entry: Entry, found: Hedge) -> None:
+        """Against the allowance; what a run that is stopped did not use comes back."""
+        self._decider.hedged(found)
+        entry.work.left = partial(self._decider.hedge_over, found)
+
+    async def _from_the_head(self, entry: Entry, reason: str) -> Outcome | None:
+        """The held cut's tail here; None when it failed, and is set aside, or is not in memory any more. Raises Full.
+
+        A deadline that passed and an input that is not finite say nothing of a tail.
+        """
+        try:
+            return await self._timed(entry, evolve(entry.arm, link=None), reason)
+        except Loading:
+            return None
+        except Full:
+            raise
+        except MidstreamError as err:
+            if self._ports.clock() < entry.ends_s and finite(entry.work.tensors):
+                self._ports.ran(self._plan.tail(self._plan.cut(entry.arm)), err)
+            return None
 
     async def _first(
         self, entry: Entry, link: asyncio.Task[ArmAnswer], device: asyncio.Task[Outcome] | None
@@ -205,14 +248,23 @@ class Race:
         return evolve(outcome, hedged=True, reason=reason or outcome.reason)
 
     async def _on_device(self, entry: Entry, reason: str) -> Outcome:
-        """The device arm; when it is full, the best arm that needs no model here."""
+        """The device, from where a head left off if it can; when it is full, the best arm that needs no model here."""
         try:
-            return await self._timed(entry, DEVICE_ARM, reason)
+            outcome = await self._from_the_head(entry, reason) if self._can_go_on(entry) else None
+            return outcome or await self._timed(entry, DEVICE_ARM, reason)
         except Full as full:
             spill = self._spill(entry)
             if spill is None:
                 raise
             return await self._spilled(entry, spill, full)
+
+    def _can_go_on(self, entry: Entry) -> bool:
+        """Whether the head of the held cut has run for this request, and its tail is here and sooner than the whole."""
+        cost = entry.decision.cost
+        if cost is None or not entry.work.crossed.is_set():
+            return False
+        tail = self._plan.tail(self._plan.cut(entry.arm))
+        return cost.goes_on_s < entry.decision.device_s and self._ports.loaded(tail)
 
     def _spill(self, entry: Entry) -> Arm | None:
         """The best cloud arm that policy and links allow now: both may have changed since the request began."""

@@ -193,6 +193,7 @@ class _Attempt:
     world: _World
     cost: ArmCost
     done: Callable[[], None]
+    head_over: Callable[[], None] = lambda: None
     job: Job | None = None
     moving: Moving | None = None
     sent: Moving | None = None
@@ -260,6 +261,7 @@ class _Attempt:
         self.idle_s = 0.0 if world.sending or world.last_end_s is None else now_s - world.last_end_s
         world.sending.append(self)
         self.moving = self.sent = world.up.start(self.cost.up_bytes, self._sent)
+        self.head_over()
 
     def _sent(self) -> None:
         self._later(self.world.delay_s() + self.cost.server_s, self._served)
@@ -399,6 +401,7 @@ class _Race:
         self._attempt: _Attempt | None = None
         self._job: Job | None = None
         self._timers: list[Timer] = []
+        self._asking: Timer | None = None
 
     def begin(self) -> None:
         arm = self._decision.arm
@@ -406,21 +409,24 @@ class _Race:
         if patience_s <= 0:
             self._on_device()
             return
-        self._attempt = _Attempt(self._replay.world, self._replay.by_arm[arm], self._by_link)
+        self._attempt = _Attempt(self._replay.world, self._replay.by_arm[arm], self._by_link, self._consider)
         self._timers.append(self._agenda.at(self._began_s + patience_s, self._give_up))
         self._attempt.begin()
-        self._consider()
+        if self._attempt.began_s is None:
+            self._consider()
 
     def _consider(self) -> None:
         """Ask when to start the device too, until it has begun."""
         if self._job is not None:
             return
         run, now_s = self._replay, self._agenda.now_s
-        found = run.decider.hedge(self._decision, run.world.views(), now_s, run.policy, stoppable=run.stoppable)
+        found = run.decider.hedge(
+            self._decision, run.world.views(), now_s, run.policy, stoppable=run.stoppable, head_over=self._head_over()
+        )
         if found.start_in_s <= 0:
             run.hedges += 1
-            run.decider.hedged(self._decision)
-            self._on_device(lambda ran_s: run.decider.hedge_over(self._decision, ran_s))
+            run.decider.hedged(found)
+            self._on_device(lambda ran_s: run.decider.hedge_over(found, ran_s))
         elif found.start_in_s < inf:
             self._ask_again(found.start_in_s)
         elif self._replay.policy.hedge_ratio > 0:
@@ -428,11 +434,19 @@ class _Race:
 
     def _ask_again(self, start_in_s: float) -> None:
         """What is seen of the link changes while it is waited for."""
-        self._timers.append(self._agenda.at(self._agenda.now_s + min(start_in_s, ASK_AGAIN_S), self._consider))
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asking = self._agenda.at(self._agenda.now_s + min(start_in_s, ASK_AGAIN_S), self._consider)
 
     def _on_device(self, left: Callable[[float], None] | None = None) -> None:
         if self._job is None:
-            self._job = self._replay.world.lane.submit(self._replay.device_s, self._by_device, left)
+            seconds = self._replay.device_s
+            if self._attempt is not None and self._head_over():
+                seconds = min(seconds, self._attempt.cost.goes_on_s)
+            self._job = self._replay.world.lane.submit(seconds, self._by_device, left)
+
+    def _head_over(self) -> bool:
+        return self._attempt is not None and self._attempt.began_s is not None
 
     def _give_up(self) -> None:
         assert self._attempt is not None
@@ -452,6 +466,6 @@ class _Race:
         self._end(DEVICE_ARM)
 
     def _end(self, arm: Arm) -> None:
-        for timer in self._timers:
+        for timer in (*self._timers, *((self._asking,) if self._asking is not None else ())):
             timer.cancel()
         self._answered(arm)

@@ -15,6 +15,7 @@ from netprobe.view import UNKNOWN_LINK
 from protocol.device import Measured
 from protocol.errors import BadRequest, MidstreamError
 from protocol.events import ArmSwitched, TensorDone
+from protocol.policy import SplitPolicy
 from split_models.arm_cost import Arm, ArmCost
 from split_models.arms import Arms, Spent, Work
 from split_models.costs import CostTable
@@ -68,11 +69,14 @@ class Runner:
         """Take the device's benchmark as priors."""
         self.table.learn(measured)
 
-    def warmed(self, head: str, seconds: float) -> None:
-        """A head was loaded and its warm run took so long: what it costs is known before its first request."""
+    def warmed(self, name: str, seconds: float) -> None:
+        """A head, or a tail for late links, was loaded, and its warm run took so long: what it costs is known before
+        its first request.
+        """
         for cut in self.plan.manifest.cuts:
-            if self.plan.head(cut) == head:
-                self.table.observe("device", f"head:{cut.id}:{cut.codec}", seconds)
+            for part, found in (("head", self.plan.head(cut)), ("tail", self.plan.tail(cut))):
+                if found == name:
+                    self.table.observe("device", f"{part}:{cut.id}:{cut.codec}", seconds)
 
     async def infer(self, work: Work, request_id: str, deadline_s: float) -> Answer:
         """One answer within `deadline_s` seconds. Raises BadRequest for the input, else what the device arm raised."""
@@ -93,7 +97,7 @@ class Runner:
         )
         if decision.left is not None:
             self._announce(decision.left, decision, request_id)
-        self._load_ahead(decision.proposal)
+        self._load_ahead(decision, policy)
         looks = () if decision.waits else self._looks.due(decision.arm, costs, policy)
         self.running += 1
         try:
@@ -161,6 +165,7 @@ class Runner:
             {name: self._ports.server_wait_s(name) for name in names},
             zstd=self._ports.zstd,
             raw_bytes=raw_bytes,
+            ends_here=lambda cut, codec: self._ports.loaded(self._tail_name(cut, codec)),
         )
         return [cost for cost in found if cost.arm.kind in allowed]
 
@@ -176,10 +181,16 @@ class Runner:
             )
         )
 
-    def _load_ahead(self, proposal: Proposal) -> None:
-        """Heads that are about to be used are loaded now, off the path of the request."""
-        if proposal.wanted is not None and proposal.wanted.kind == "cut":
-            self._ports.preload(proposal.wanted)
+    def _load_ahead(self, decision: Decision, policy: SplitPolicy) -> None:
+        """What is about to be used is loaded now, off the path of the request: heads, and the held cut's tail, so that
+        the device can end a request whose link is late.
+        """
+        wanted, cost = decision.proposal.wanted, decision.cost
+        if wanted is not None and wanted.kind == "cut":
+            self._ports.preload(wanted)
+        hedges = min(policy.hedge_ratio, self._ports.strategy().hedge_ratio) > 0
+        if hedges and decision.arm.kind == "cut" and cost is not None and cost.rest_s is None:
+            self._ports.rest(decision.arm)
 
     # -- reporting -----------------------------------------------------------------------------------------------
 
@@ -191,6 +202,10 @@ class Runner:
                     table.observe("device", part, seconds)
         if arm.kind == "device":
             table.observe("device", "whole", spent.compute_s)
+        elif arm.kind == "cut" and arm.link is None:
+            head_s = work.crossing.head_s if work.crossing is not None else 0.0
+            table.observe("device", f"head:{arm.cut}:{arm.form}", head_s)
+            table.observe("device", f"tail:{arm.cut}:{arm.form}", max(0.0, spent.compute_s - head_s))
         elif arm.kind == "cut":
             table.observe("device", f"head:{arm.cut}:{arm.form}", spent.compute_s)
             table.observe("server", f"tail:{arm.cut}:{arm.form}", spent.server_s)
@@ -237,3 +252,6 @@ class Runner:
 
     def _head_name(self, cut: str, codec: str) -> str:
         return self.plan.head(self.plan.cut(Arm("cut", cut, codec)))
+
+    def _tail_name(self, cut: str, codec: str) -> str:
+        return self.plan.tail(self.plan.cut(Arm("cut", cut, codec)))

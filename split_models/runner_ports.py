@@ -25,9 +25,10 @@ def _nothing(name: str, err: MidstreamError | None) -> None:
 class RunnerPorts:
     """`links` names views by link, with planner.DOWN appended for the way down.
 
-    loaded: whether a head is in memory, warm, and not set aside. preload: make a cut arm ready off the path of
-    requests. ran: told after each run of a head, with the error if it failed here. zstd: whether the far end of a link
-    takes compressed bodies. strategy: what this class of device begins with, and its bounds.
+    loaded: whether a head, or a tail for a late link, is in memory, warm, and not set aside. preload: make a cut arm
+    ready off the path of requests. rest: the same for its tail on this device. ran: told after each run of one of them,
+    with the error if it failed here. zstd: whether the far end of a link takes compressed bodies. strategy: what this
+    class of device begins with, and its bounds.
     """
 
     policy: Callable[[], SplitPolicy]
@@ -43,6 +44,7 @@ class RunnerPorts:
     ran: Callable[[str, MidstreamError | None], None] = field(default=_nothing)
     zstd: Callable[[str], bool] = lambda link: False
     strategy: Callable[[], Strategy] = lambda: UNCLASSED
+    rest: Callable[[Arm], None] = lambda arm: None
 
 
 @frozen

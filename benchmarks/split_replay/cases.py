@@ -102,7 +102,9 @@ def cases(names: Sequence[str], folder: Path, quick: bool, policy: SplitPolicy) 
     for name in names:
         manifest = bundle_of(name, folder, quick)
         figures = _measured(manifest, folder / name, quick)
-        there = {"cloud": _cloud_s(manifest, figures), **_tails(manifest, folder / name, quick)}
+        tails = _tails(manifest, folder / name, quick)
+        there = {"cloud": _cloud_s(manifest, figures), **tails}
+        figures = [*figures, *(evolve(figures[0], what=part, median_s=seconds) for part, seconds in tails.items())]
         stop_s = _stop_s(folder / name / manifest.whole_file, figures)
         found += [_case(manifest, figures, there, speed, policy, stop_s) for speed in CLASSES]
     return found
@@ -204,7 +206,11 @@ def _case(
             table.observe("server", part, seconds)
     encoded = encoded_input(manifest)
     arms = table.arms(
-        len(encoded) if encoded is not None else None, (LINK,), lambda cut, codec: True, zstd=lambda link: True
+        len(encoded) if encoded is not None else None,
+        (LINK,),
+        lambda cut, codec: True,
+        zstd=lambda link: True,
+        ends_here=lambda cut, codec: True,
     )
     offered = _undominated([cost for cost in arms if _offered(cost, policy)])
     strategy = evolve(of_class.strategy, hedge_ratio=1.0)

@@ -35,6 +35,7 @@ SLOWDOWN = 4.0
 EVERY_S = 0.5
 DELAY_S = 0.02
 CALIBRATION_RUNS = 5
+LOADED_S = 60.0
 DEADLINE_S = 60.0
 MBIT = 125_000.0
 FULL_RATES = (
@@ -121,9 +122,17 @@ async def _ready(store: ModelStore, port: int, policy: SplitPolicy) -> AsyncIter
         plan = near.way.runners[DET].plan
         for entry in plan.manifest.cuts:
             await near.local.preload(plan.head(entry))
+            near.way.want_rest(plan, Arm("cut", entry.id, entry.codec, LINK))
+            await _loaded(near, plan.tail(entry))
         allowed = [entry for entry in plan.manifest.cuts if entry.error_ratio <= policy.max_error_ratio]
         least = min(allowed, key=lambda entry: entry.wire_bytes)
         yield near, Arm("cut", least.id, least.codec, LINK)
+
+
+async def _loaded(near: Device, name: str) -> None:
+    async with asyncio.timeout(LOADED_S):
+        while not near.local.loaded(name):
+            await asyncio.sleep(0.01)
 
 
 @frozen
@@ -175,7 +184,7 @@ async def _ours(near: Device, parts: Sequence[_Part], trace: LinkTrace, load: Lo
     manifest = runner.plan.manifest
     encoded = encoded_input(manifest) or b""
     _teach(runner.table, manifest.digest, parts)
-    costs = runner.table.arms(len(encoded), (LINK,), lambda cut, codec: True)
+    costs = runner.table.arms(len(encoded), (LINK,), lambda cut, codec: True, ends_here=lambda cut, codec: True)
 
     async def ask() -> object:
         return await runner.infer(Work(encoded=encoded, tensors=()), "live", DEADLINE_S)

@@ -234,7 +234,7 @@ async def test_a_model_that_is_warmed_counts_as_loaded_after_its_warm_run(tmp_pa
     seconds = await warming
     assert seconds is not None
     assert seconds >= 0.15
-    assert runtime.loaded[0].runs == 1, "of a slow model one run is enough"
+    assert runtime.loaded[0].runs == 2, "of a slow model two runs are enough: the first is cold"
     assert (executor.metrics().service_s, endpoint.loaded("m")) == (None, True)
     await endpoint.close()
     executor.close()

@@ -174,3 +174,17 @@ def test_the_estimate_grows_with_the_file(tmp_path: Path, suffix: str, ratio: fl
     file = tmp_path / f"m{suffix}"
     file.write_bytes(bytes(1 << 20))
     assert estimate_bytes(file) == int(ratio * (1 << 20)) + MEMORY_FLOOR_BYTES
+
+
+def test_a_spare_takes_free_room_only() -> None:
+    things = [Thing() for _ in range(3)]
+    pool = ModelPool(20)
+    pool.acquire("a", 12, lambda: things[0]).release()
+    with pytest.raises(Full, match="other models"):
+        pool.acquire("spare", 12, lambda: things[1], spare=True)
+    assert pool.loaded("a")
+    pool.acquire("spare", 8, lambda: things[1], spare=True).release()
+    pool.acquire("a", 12, Thing).release()
+    pool.acquire("b", 8, lambda: things[2]).release()
+    assert (pool.loaded("a"), pool.loaded("b"), pool.loaded("spare")) == (True, True, False)
+    pool.close()

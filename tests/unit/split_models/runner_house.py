@@ -13,6 +13,7 @@ from protocol.errors import MidstreamError
 from protocol.events import ArmSwitched, RecordingEmit, TensorDone
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
+from split_models.arm_cost import Arm
 from split_models.arms import Arms, Work
 from split_models.plan import ModelPlan
 from split_models.runner import Runner
@@ -41,6 +42,7 @@ class House:
     compute: Inline = field(factory=Inline)
     ran: list[tuple[str, MidstreamError | None]] = field(factory=list)
     stale: list[str] = field(factory=list)
+    rests: list[Arm] = field(factory=list)
     probe: LinkProbe | None = None
     runner: Runner = field(init=False)
 
@@ -59,6 +61,7 @@ class House:
             emit=self.emit,
             clock=self.clock,
             ran=lambda name, err: self.ran.append((name, err)),
+            rest=self.rests.append,
         )
         self.runner = Runner(plan, arms, ports)
 

@@ -221,3 +221,21 @@ def test_what_requests_taught_is_recalled_before_benchmarks_and_without_the_heat
     for _ in range(5):
         again.observe("device", "whole", 0.6)
     assert again.seconds("device", "whole") == pytest.approx(0.6), "what is recalled is corrected as ever"
+
+
+def test_a_tail_here_costs_what_the_head_leaves_until_it_was_measured() -> None:
+    table = CostTable(manifest(cut(share=0.4), whole_s=0.1, cloud_s=0.1), speed_ratio=2.0)
+
+    def rest_s(*, here: bool = True) -> float | None:
+        arms = table.arms(100, ("cloud",), lambda *_: True, ends_here=lambda *_: here)
+        return next(cost.rest_s for cost in arms if cost.arm.kind == "cut")
+
+    assert rest_s(here=False) is None
+    assert rest_s() == pytest.approx(0.6 * 0.2)
+    for _ in range(3):
+        table.observe("device", "tail:003:int8", 0.15)
+    assert rest_s() == pytest.approx(0.15)
+    cold = CostTable(manifest(cut(share=0.4), whole_s=0.1, cloud_s=0.1))
+    cold.observe("device", "tail:003:int8", 9.0)
+    found = cold.arms(100, ("cloud",), lambda *_: True, ends_here=lambda *_: True)
+    assert next(cost.goes_on_s for cost in found if cost.arm.kind == "cut") <= 0.1 + 1e-9

@@ -16,7 +16,8 @@ from engines.store import ModelStore
 from links.memory import MemoryLink
 from links.port import Reply
 from protocol.decode import encode
-from protocol.models import BundleManifest, CatalogueEntry, Source, head_name
+from protocol.models import BundleManifest, CatalogueEntry, Source, head_name, tail_name
+from split_models.arm_cost import Arm
 from split_models.device_way import DeviceWay
 from split_models.settings import Remote, SplitPorts, SplitSettings
 from tests.tensor_house import Engines, engines
@@ -42,9 +43,12 @@ class BundleLink(MemoryLink):
 
     def offer(self, version: str) -> BundleManifest:
         """A bundle with one cut, whose files are of this version."""
-        whole, head = MAGIC + version.encode(), MAGIC + b"head" + version.encode()
-        self.files = {"whole.onnx": whole, "head_003_int8.onnx": head}
-        one = evolve(cut(), head_sha256=sha256(head), head_size_bytes=len(head))
+        whole, head, tail = (MAGIC + part + version.encode() for part in (b"", b"head", b"tail"))
+        self.files = {"whole.onnx": whole, "head_003_int8.onnx": head, "tail_003_int8.onnx": tail}
+        one = evolve(
+            cut(), head_sha256=sha256(head), head_size_bytes=len(head), tail_sha256=sha256(tail),
+            tail_size_bytes=len(tail),
+        )  # fmt: skip
         self.manifest = evolve(
             manifest(one), digest=sha256(whole), source_sha256=sha256(SOURCE), whole_sha256=sha256(whole),
             whole_size_bytes=len(whole),
@@ -131,6 +135,22 @@ async def test_a_new_bundle_frees_what_the_one_before_held(house: House) -> None
     await house.until(lambda: set(house.parts.local.names()) == {house.whole(after), house.head(after)})
     assert not house.parts.local.loaded(house.whole(before))
     assert house.parts.local.loaded(house.whole(after))
+
+
+async def test_a_tail_is_fetched_when_a_cut_is_in_use_and_goes_with_its_bundle(house: House) -> None:
+    """Nothing of it is fetched before: most cuts of a bundle are never used."""
+    offered = house.link.offer("one")
+    await house.fetched(offered)
+    tail, wanted = tail_name("m", offered.digest, "003", "int8"), Arm("cut", "003", "int8", "cloud")
+    assert tail not in house.parts.local.names()
+    for _ in range(3):  # as every request does, until it is here
+        house.way.want_rest(house.way.runners["m"].plan, wanted)
+    await house.until(lambda: house.parts.local.loaded(tail))
+    assert len([path for path in house.link.asked if "tail_003" in path]) == 1
+    after = house.link.offer("two")
+    await house.fetched(after)
+    await house.until(lambda: tail not in house.parts.local.names())
+    assert not house.parts.local.loaded(tail)
 
 
 async def test_a_model_removed_while_its_bundle_comes_is_not_shown_again(house: House) -> None:

@@ -17,8 +17,8 @@ from engines.fakes_tensor import MAGIC, FakeTensorRuntime
 from engines.local import LocalEndpoint
 from engines.pool import ModelPool, estimate_bytes
 from protocol.clock import FakeClock
-from protocol.errors import EngineError
-from split_models.heads import FIRST_PAUSE_S, LONGEST_PAUSE_S, Heads
+from protocol.errors import EngineError, NotFound
+from split_models.heads import FIRST_PAUSE_S, LONGEST_PAUSE_S, NOT_HERE_S, Heads
 
 
 @define(eq=False)
@@ -149,3 +149,47 @@ async def test_a_head_whose_file_is_on_the_way_is_no_failure(house: House, caplo
     house.clock.advance(1.0)
     assert await house.want("d")
     assert not caplog.records
+
+
+async def test_a_tail_for_late_links_takes_only_room_that_is_free(house: House) -> None:
+    """Two have room: a third that is only a spare puts nothing out, and is put out itself by a head."""
+    fetched: list[str] = []
+
+    async def fetch() -> None:
+        fetched.append("c")
+
+    async def want_rest() -> bool:
+        house.heads.want_rest("c", fetch)
+        await asyncio.gather(*house.tasks)
+        return house.heads.ready("c")
+
+    assert await house.want("a")
+    assert await house.want("b")
+    assert not await want_rest()
+    assert house.heads.ready("a")
+    assert house.heads.ready("b")
+    house.pool.drop("b")
+    house.clock.advance(FIRST_PAUSE_S)
+    assert await want_rest()
+    assert house.runtime.loaded[-1].runs > 0, "it is warm before it is used"
+    with house.pool.try_acquire("a") or pytest.fail("a is here"):
+        assert await house.want("b")
+    assert not house.heads.ready("c")
+    assert fetched == ["c", "c"]
+
+
+async def test_a_tail_whose_file_is_not_here_is_asked_for_again_soon(house: House) -> None:
+    async def fetch() -> None:
+        raise NotFound("no link")
+
+    house.heads.want_rest("c", fetch)
+    await asyncio.gather(*house.tasks)
+    assert not house.heads.ready("c")
+    house.clock.advance(NOT_HERE_S)
+    house.heads.want_rest("c", _here)
+    await asyncio.gather(*house.tasks)
+    assert house.heads.ready("c")
+
+
+async def _here() -> None:
+    """The file is here."""

@@ -106,6 +106,26 @@ def test_a_smaller_share_bounds_what_was_saved_under_a_larger_one() -> None:
     assert budget.allowance_s(evolve(POLICY, hedge_ratio=0.1)) == pytest.approx(0.08)
 
 
+@given(seconds, seconds, ratios, st.floats(0.0, 10.0), st.floats(0.01, 1.0))
+def test_a_shorter_run_never_starts_later(
+    link_s: float, device_s: float, residuals: tuple[float, ...], elapsed_s: float, share: float
+) -> None:
+    """A tail that goes on from a head needs less of the device, and answers sooner, than the whole model would."""
+    entry, device, seen = link_arm(link_s), device_arm(device_s), view(residuals)
+    whole = hedge(entry, device, seen, elapsed_s, RICH_S, POLICY)
+    run_s = share * device_s
+    rest = hedge(entry, device, seen, elapsed_s, RICH_S, POLICY, run_s, answers_s=run_s)
+    assert rest.start_in_s <= whole.start_in_s + 1e-9 or rest.start_in_s < device_s
+    assert isfinite(rest.start_in_s) or not isfinite(whole.start_in_s)
+    assert not isfinite(rest.start_in_s) or rest.run_s == run_s
+
+
+def test_a_tail_fits_into_an_allowance_that_the_whole_model_does_not() -> None:
+    entry, device = link_arm(5.0), device_arm(0.4)
+    assert hedge(entry, device, view((9.0,) * 8), 0.1, 0.2, POLICY).start_in_s == inf
+    assert hedge(entry, device, view((9.0,) * 8), 0.1, 0.2, POLICY, 0.15, answers_s=0.15).start_in_s < 1.0
+
+
 @given(seconds, seconds, st.integers(1, 32), st.floats(0.0, 10.0))
 def test_a_link_that_never_answered_is_hedged_at_once(
     link_s: float, device_s: float, count: int, elapsed_s: float

@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import EngineError, Full, LinkClosed, LinkTimeout, MidstreamError
+from protocol.errors import EngineError, Full, LinkClosed, LinkTimeout, Loading, MidstreamError, NotFound
 from protocol.exposition import Exposition
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
@@ -21,6 +21,9 @@ from tests.unit.split_models.runner_house import ANSWER, FAST, PRIVATE, SENT, Ho
 
 LOST = evolve(FAST, residuals=(inf,))
 """A link whose last transfer never ended."""
+
+REST = floats("y", 7, 8)
+"""What the tail answers on this device, unlike the whole model."""
 
 
 @pytest_asyncio.fixture
@@ -125,6 +128,72 @@ async def test_a_cut_is_hedged_and_the_picture_is_read_once() -> None:
     assert decoded(house) == read + 1
     assert house.local.reactions[HEAD] == SENT
     await house.runner.close()
+
+
+@pytest_asyncio.fixture
+async def late_cut() -> AsyncIterator[House]:
+    """Requests go to a cut, whose tail is here too and never comes over the link."""
+    made = House(policy=evolve(PRIVATE, hedge_ratio=1.0))
+    made.local.reactions[TAIL] = REST
+    await made.until("cut:003:int8")
+    made.views["cloud"] = LOST
+    made.remote.reactions[TAIL] = 30.0
+    made.local.asked.clear()
+    yield made
+    await made.runner.close()
+
+
+async def test_a_late_cut_goes_on_here_from_what_its_head_computed(late_cut: House) -> None:
+    answer = await asyncio.wait_for(late_cut.ask(), 5.0)
+    assert (str(answer.arm), bytes(answer.outputs[0].data)) == ("cut:003:int8@device", bytes(REST.data))
+    assert late_cut.local.asked == [HEAD, TAIL], "the whole model ran, or a part twice"
+    assert late_cut.local.received[-1] == (SENT,), "the tail did not take what was to cross"
+    done = late_cut.done()[-1]
+    assert (done.hedged, done.winner, done.up_bytes) == (True, "device", 0)
+    assert late_cut.runner.hedges.hedged_s == pytest.approx(0.1, abs=0.01), "head and tail take a tenth, by the priors"
+
+
+async def test_the_tail_waits_for_its_head(late_cut: House) -> None:
+    late_cut.local.after_s = 0.1
+    await asyncio.wait_for(late_cut.ask(), 5.0)
+    assert late_cut.local.asked == [HEAD, TAIL]
+
+
+async def test_a_link_that_is_sooner_ends_the_tail_here(late_cut: House) -> None:
+    late_cut.remote.reactions[TAIL] = Y
+    late_cut.local.reactions[TAIL] = 30.0
+    late_cut.local.stopped_after_s = 0.01
+    late_cut.remote.after_s = 0.02
+    hedged_s = late_cut.runner.hedges.hedged_s
+    assert str((await asyncio.wait_for(late_cut.ask(), 5.0)).arm) == "cut:003:int8"
+    assert late_cut.local.cancelled == [TAIL]
+    assert late_cut.runner.hedges.hedged_s - hedged_s == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("error", [EngineError("torn"), NotFound("gone"), Loading("out", retry_after_s=1.0)])
+async def test_a_tail_that_fails_leaves_the_whole_model(late_cut: House, error: MidstreamError) -> None:
+    late_cut.local.reactions[TAIL] = error
+    answer = await asyncio.wait_for(late_cut.ask(), 5.0)
+    assert (str(answer.arm), late_cut.local.asked) == ("device", [HEAD, TAIL, "m"])
+    assert (late_cut.done()[-1].hedged, late_cut.done()[-1].winner) == (True, "device")
+    set_aside = [name for name, err in late_cut.ran if err is not None]
+    assert set_aside == ([] if isinstance(error, Loading) else [TAIL])
+
+
+async def test_a_tail_that_is_not_in_memory_is_wanted_and_not_waited_for(late_cut: House) -> None:
+    late_cut.local.unloaded.add(TAIL)
+    assert str((await asyncio.wait_for(late_cut.ask(), 5.0)).arm) == "device"
+    assert TAIL not in late_cut.local.asked
+    assert [str(arm) for arm in late_cut.rests] == ["cut:003:int8"]
+
+
+async def test_a_cut_whose_link_fails_goes_on_here_without_a_hedge(late_cut: House) -> None:
+    late_cut.policy = evolve(PRIVATE, hedge_ratio=0.0)
+    late_cut.remote.reactions[TAIL] = LinkClosed("gone")
+    late_cut.views["cloud"] = FAST
+    answer = await asyncio.wait_for(late_cut.ask(), 5.0)
+    assert (str(answer.arm), late_cut.local.asked) == ("cut:003:int8@device", [HEAD, TAIL])
+    assert not late_cut.done()[-1].hedged
 
 
 far_ends = st.sampled_from(["answers", "late", "closed", "full", "broken", "not finite", "hangs"])

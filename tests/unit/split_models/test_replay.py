@@ -178,6 +178,23 @@ def test_a_hole_under_a_small_frame_is_hedged_too() -> None:
     assert max(outcome.latencies_s) < 1.5
 
 
+def test_a_late_cut_goes_on_from_its_head() -> None:
+    """The link stops for good while a cut is held: whole again after the head, or the tail alone."""
+    link = trace(*(1e6,) * 30, *(0.0,) * 30)
+    policy, load = SplitPolicy(hedge_ratio=1.0, raw_input_leaves=False), Load(1.0, 40)
+
+    def worst_s(rest_s: float | None) -> tuple[float, float]:
+        cut = ArmCost(CUT, device_s=0.15, up_bytes=40_000, down_bytes=1_000, server_s=0.02, rest_s=rest_s)
+        outcome = replay(link, (COSTS[0], cut), policy, load, stop_s=0.02)
+        assert outcome.arms[str(CUT)] > 10
+        return max(outcome.latencies_s), outcome.hedged_s / max(1, outcome.hedges)
+
+    (whole_s, whole_run_s), (rest_s, rest_run_s) = worst_s(None), worst_s(0.25)
+    assert rest_s == pytest.approx(0.4, abs=0.02), "head and tail, one after the other, from the request's start"
+    assert whole_s > rest_s + 0.1
+    assert rest_run_s < whole_run_s, "a tail counts for less than a whole run"
+
+
 def test_a_look_begins_when_its_request_was_answered() -> None:
     probe = LinkProbe(FakeClock())
     outcome = replay(trace(1e7), COSTS, SplitPolicy(), Load(1.0, 1), probe)
