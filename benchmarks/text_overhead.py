@@ -1,10 +1,10 @@
 """What the agent costs on top of the raw loop of a llama.cpp binding: decode rate and time to first token.
 
 `python -m benchmarks.text_overhead --json F [--quick]`: SmolLM2 streams through a running agent (HTTP, SSE, stream
-owner, worker process) and through the bare binding with the same threads, in turn, for both bindings; each side is
+owner, child process) and through the bare binding with the same threads, in turn, for both bindings; each side is
 first in every other pair. Keys are the worst of both: tok_s_ratio (agent over raw, median of pairs), ttft_added_ms
 (median of more pairs with prompts of a few words and two tokens: what the agent adds does not depend on the prompt, and
-the prefill of a long one varies by more than that).
+the prefill of a long one varies by more than that). The client is the lean one: its own work is none of the agent's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.report import arguments, publish, spread
 from engines.llama_server import default_threads
 from engines.registry import installed_engines
 from engines.store import default_store
-from links.http import HttpLink
+from links.http_lean import LeanHttpLink
 from protocol.errors import EngineError
 from protocol.sse import SseParser
 
@@ -33,7 +33,7 @@ MODEL = "smollm2-135m"
 BINDINGS = {"llama_server": "xllamacpp", "llama_cpp": "llama-cpp-python"}
 ANSWER_TOKENS = 96
 FIRST_TOKENS = 2
-HOPS = 6
+HOPS = 4
 FIRST_PAIRS = 8
 """Pairs for the time to first token, per pair for the rate."""
 
@@ -103,7 +103,7 @@ class Raw:
         await self.process.wait()
 
 
-async def wait_for_model(link: HttpLink, seconds: float = 60.0) -> None:
+async def wait_for_model(link: LeanHttpLink, seconds: float = 60.0) -> None:
     """Return when the agent lists the model; it is ready before its models are loaded."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
@@ -114,7 +114,7 @@ async def wait_for_model(link: HttpLink, seconds: float = 60.0) -> None:
     raise EngineError(f"the agent did not load {MODEL} within {seconds:g} s")
 
 
-async def through_agent(link: HttpLink, text: str, tokens: int) -> tuple[float, float]:
+async def through_agent(link: LeanHttpLink, text: str, tokens: int) -> tuple[float, float]:
     """(TTFT in seconds, tokens/s) of a streamed completion, seen by a client of the agent."""
     body = {"model": MODEL, "prompt": text, "max_tokens": tokens, "temperature": 0, "stream": True}
     parser, times = SseParser(), []
@@ -129,7 +129,7 @@ async def through_agent(link: HttpLink, text: str, tokens: int) -> tuple[float, 
 
 
 async def one_pair(
-    link: HttpLink, raw: Raw, ids_of: Callable[[str], list[int]], turn: int, text: str, tokens: int
+    link: LeanHttpLink, raw: Raw, ids_of: Callable[[str], list[int]], turn: int, text: str, tokens: int
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """(TTFT, rate) of the raw loop and through the agent for the same prompt; every other time the agent is first."""
     if turn % 2:
@@ -164,7 +164,7 @@ async def one_binding(binding: str, threads: int, turns: int) -> dict[str, list[
         arguments_ += ["--text-model", MODEL, "--text-engine", binding, "--text-threads", str(threads)]
         agent = await Child.start("agent", arguments_, Path(folder) / "agent.log", {})
         raw = await Raw.start(binding, model, threads)
-        link = HttpLink("bench", f"http://127.0.0.1:{(await agent.wait_for('ready'))['port']}")
+        link = LeanHttpLink("bench", f"http://127.0.0.1:{(await agent.wait_for('ready'))['port']}")
         try:
             await wait_for_model(link)
             await through_agent(link, "warm up", 8)
@@ -204,7 +204,7 @@ async def run(turns: int, threads: int) -> dict[str, object]:
         added.append(statistics.median(series["added_ms"]))
         for name, values in series.items():
             keys[f"{binding}_{name}"] = spread(values)
-    print(f"{HOPS} hops lie between a client and llama-server: to the agent, to its worker, to the server, and back")
+    print(f"{HOPS} hops lie between a client and llama-server: to the agent, to its child process, and back")
     return {"tok_s_ratio": min(ratios), "ttft_added_ms": max(added), **keys}
 
 

@@ -13,8 +13,7 @@ import secrets
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from attrs import evolve
 
 from engines.embedding_windows import joined, windows
 from engines.gguf import pools
-from engines.here_or_worker import HereOrWorker
 from engines.llama_server_embed import embed, embeds_texts
+from engines.llama_server_local import LocalServer, events, json_object, refused
 from engines.llama_server_stream import NativeServer, ServerContinuation
-from engines.llama_server_wire import NativePrompt, completion_body, read_chunk, server_error, template_messages
+from engines.llama_server_wire import NativePrompt, completion_body, read_chunk, template_messages
 from engines.pieces import check_bytes, is_piece, unfinished_bytes
 from engines.port import Continuation, EngineLoad
 from engines.registry import repair_step
@@ -33,11 +32,11 @@ from engines.slots import Slots
 from engines.text_admission import PREFILL_BATCH_TOKENS
 from engines.unix_http import local_request
 from engines.vocabulary import Vocabulary, read_vocabulary
+from engines.wrapping import WrappedTextEngine
 from links.port import Link, RejectedStatus
 from profiles.facts import usable_cores
 from protocol.clock import Clock
-from protocol.errors import BadRequest, EngineError, LinkError, LinkTimeout, ProtocolError, Unsupported
-from protocol.sse import SseParser
+from protocol.errors import BadRequest, EngineError, ProtocolError, Unsupported
 from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextRequest, Token
 
 START_S = 30.0
@@ -186,7 +185,7 @@ class EmbeddedLlamaServer(ServerEngine):
         self._embed_tokens = batch_tokens
         taken = threads or default_threads()
         self._settings = (context_tokens, taken, slots, chat_template, embeds, batch_tokens, listen_port)
-        self._embedded: _Embedded | None = None
+        self._embedded: Embedded | None = None
         self._loading = asyncio.Lock()
         self._stopped = False
 
@@ -209,14 +208,14 @@ class EmbeddedLlamaServer(ServerEngine):
     async def _native(self) -> NativeServer:
         return await self._load()
 
-    async def _load(self) -> _Embedded:
+    async def _load(self) -> Embedded:
         async with self._loading:
             if self._stopped:
                 raise EngineError(f"the engine of {self._path.name} was closed")
             if self._embedded is None:
                 # The server starts even from a broken file with a bare message, so the file is read here first.
                 self._vocabulary = await asyncio.to_thread(read_vocabulary, self._path)
-                self._embedded = await asyncio.to_thread(_Embedded, self._path, *self._settings)
+                self._embedded = await asyncio.to_thread(Embedded, self._path, *self._settings)
                 await self._embedded.begun()
             return self._embedded
 
@@ -258,8 +257,8 @@ class LlamaServerUrlEngine(ServerEngine):
         return self._server
 
 
-class LlamaServerEngine(HereOrWorker):
-    """A GGUF model on an embedded llama-server, in a worker process unless `in_process`.
+class LlamaServerEngine(WrappedTextEngine):
+    """A GGUF model on an embedded llama-server, in a child process unless `in_process`.
 
     Args:
         model_path: the GGUF file.
@@ -285,8 +284,10 @@ class LlamaServerEngine(HereOrWorker):
         batch_tokens: int = PREFILL_BATCH_TOKENS,
         in_process: bool = False,
     ) -> None:
+        from engines.llama_server_child import ChildLlamaServer
+
+        self.model = model or Path(model_path).stem
         settings: dict[str, Any] = {
-            "model_path": str(model_path),
             "context_tokens": context_tokens,
             "threads": threads,
             "slots": slots,
@@ -294,9 +295,10 @@ class LlamaServerEngine(HereOrWorker):
             "embeds": embeds,
             "batch_tokens": batch_tokens,
         }
-        name = model or Path(model_path).stem
-        target = "engines.llama_server:EmbeddedLlamaServer"
-        super().__init__(target, EmbeddedLlamaServer, settings, name=name, in_process=in_process)
+        if in_process:
+            super().__init__(EmbeddedLlamaServer(model_path, **settings))
+        else:
+            super().__init__(ChildLlamaServer(model_path, name=self.model, **settings))
 
 
 async def probe(native: NativeServer, vocabulary: Vocabulary | None) -> TextCapabilities:
@@ -347,16 +349,6 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _json(body: bytes) -> Mapping[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError as err:
-        raise ProtocolError("llama-server sent something that is not JSON", field="body") from err
-    if not isinstance(found, dict):
-        raise ProtocolError("llama-server sent JSON that is not an object", field="body")
-    return found
-
-
 class _Remote:
     """NativeServer over a Link."""
 
@@ -369,38 +361,21 @@ class _Remote:
     async def complete(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         chunks = self._link.lines("/completion", self._headers, json.dumps(body).encode(), CALL_S)
         try:
-            async for chunk in _events(chunks):
+            async for chunk in events(chunks):
                 yield chunk
         except RejectedStatus as err:
-            raise _refused(err.status, err.body) from err
+            raise refused(err.status, err.body) from err
 
     async def call(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Mapping[str, Any]:
         method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
         reply = await self._link.exchange(path, self._headers, data, deadline_s, method)
         if reply.status > 399:
-            raise _refused(reply.status, reply.body)
-        return _json(reply.body)
+            raise refused(reply.status, reply.body)
+        return json_object(reply.body)
 
 
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
-    """The JSON documents of an event stream."""
-    parser = SseParser()
-    async with aclosing(chunks) as pieces:  # type: ignore[type-var]
-        async for piece in pieces:
-            for event in parser.feed(piece):
-                if not event.done:
-                    yield _json(event.data.encode())
-
-
-def _refused(status: int, body: bytes) -> Exception:
-    try:
-        return server_error(_json(body).get("error", {}), status)
-    except ProtocolError:
-        return LinkError(f"llama-server answered {status} without a reason")
-
-
-class _Embedded:
-    """NativeServer in this process: the only user of xllamacpp."""
+class Embedded(LocalServer):
+    """NativeServer in this process: the only user of xllamacpp. `threads` is above 0."""
 
     def __init__(
         self,
@@ -420,14 +395,14 @@ class _Embedded:
             raise EngineError(problem, next_step=repair_step(problem, "pip install 'midstream[llama]'")) from err
         self._folder = tempfile.TemporaryDirectory(prefix="midstream-llama-")
         self._socket = str(Path(self._folder.name) / "llama.sock")
-        self.key = secrets.token_urlsafe(24)
+        key = secrets.token_urlsafe(24)
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
         params.n_ctx, params.n_parallel = context_tokens * slots, slots
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.n_batch = params.n_ubatch = batch_tokens
         params.hostnames = [self._socket if listen_port is None else "127.0.0.1"]
-        params.port, params.api_keys = listen_port or 0, [self.key]
+        params.port, params.api_keys = listen_port or 0, [key]
         params.n_threads_http = slots + 3
         params.verbosity, params.ui, params.fit_params, params.cache_ram_mib = 0, False, False, 0
         params.embedding = embeds
@@ -442,7 +417,7 @@ class _Embedded:
             raise EngineError(
                 f"llama.cpp cannot load {model.name}", next_step="check the file with `midstream models verify`"
             ) from err
-        self.address = str(self._server.listening_address)
+        super().__init__(str(self._server.listening_address), key)
 
     async def begun(self) -> None:
         """Wait until the server's own loop takes work: a stop that overtakes its start would never return, and hold
@@ -458,25 +433,6 @@ class _Embedded:
         """Blocking; waits for the batch that runs."""
         self._server = None
         self._folder.cleanup()
-
-    async def complete(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        data = json.dumps(body).encode()
-        async with local_request(self.address, "/completion", data, self.key) as reply:
-            if reply.status > 399:
-                raise _refused(reply.status, await reply.body())
-            async for chunk in _events(reply.chunks()):
-                yield chunk
-
-    async def call(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Mapping[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            async with asyncio.timeout(deadline_s), local_request(self.address, path, data, self.key) as reply:
-                answer = await reply.body()
-        except TimeoutError as err:
-            raise LinkTimeout(f"the embedded llama-server did not answer within {deadline_s:.0f} s") from err
-        if reply.status > 399:
-            raise _refused(reply.status, answer)
-        return _json(answer)
 
 
 __all__ = [

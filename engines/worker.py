@@ -1,8 +1,8 @@
 """A text engine in a child process of its own, so that a crash of native code is an error here and not our death.
 
-Parent and child speak the handoff protocol over a socket pair: a frame is a u32 length, big-endian, and the bytes.
-The first frame, from the parent, is JSON: {"target": "module:Class", "settings": {keyword arguments}}. The child ends
-when the socket does, so it never outlives its parent.
+Parent and child speak the handoff protocol over the socket pair of engines.child. The first frame, from the parent, is
+JSON: {"target": "module:Class", "settings": {keyword arguments}}. With "serves": true the target is no text engine but
+a Served, which has the socket to itself.
 """
 
 from __future__ import annotations
@@ -11,71 +11,19 @@ import asyncio
 import importlib
 import json
 import os
-import signal
 import socket
-import struct
-import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from engines.child import END_S, ChildProcess, SocketFrames
 from engines.peer import PeerEngine
 from engines.peer_host import serve_stream
 from engines.port import Continuation, EngineLoad, TextEngine
-from links.port import MAX_FRAME_BYTES
 from protocol.clock import Clock
-from protocol.errors import EngineCrashed, EngineError, LinkClosed, LinkError, MidstreamError, TooLarge
+from protocol.errors import EngineError
 from protocol.text import TextCapabilities, TextRequest
-
-END_S = 5.0
-MAX_STARTS = 5
-STARTS_WINDOW_S = 60.0
-_LENGTH = struct.Struct(">I")
-
-
-class SocketFrames:
-    """FrameStream over one end of a connected socket."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def over(cls, connected: socket.socket) -> SocketFrames:
-        """Takes the socket over."""
-        return cls(*await asyncio.open_connection(sock=connected))
-
-    async def send(self, frame: bytes) -> None:
-        if len(frame) > MAX_FRAME_BYTES:
-            raise TooLarge(f"a frame has {len(frame)} bytes, at most {MAX_FRAME_BYTES} are sent")
-        try:
-            self._writer.write(_LENGTH.pack(len(frame)) + frame)
-            await self._writer.drain()
-        except (OSError, RuntimeError) as err:
-            raise LinkClosed("the other process is gone") from err
-
-    async def receive(self) -> bytes | None:
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > MAX_FRAME_BYTES:
-                raise LinkError(f"a frame claims {length} bytes, at most {MAX_FRAME_BYTES} are taken")
-            return await self._reader.readexactly(length)
-        except asyncio.IncompleteReadError as err:
-            if err.partial:
-                raise LinkClosed("the other process vanished in the middle of a frame") from err
-            return None
-        except OSError as err:
-            raise LinkClosed("the other process is gone") from err
-
-    async def close(self) -> None:
-        self._writer.close()
-        try:
-            await self._writer.wait_closed()
-        except OSError:
-            return
 
 
 class WorkerEngine:
@@ -89,17 +37,21 @@ class WorkerEngine:
     def __init__(
         self, target: str, settings: Mapping[str, Any], *, name: str = "worker", clock: Clock = time.monotonic
     ) -> None:
-        self._spec = json.dumps({"target": target, "settings": dict(settings)}).encode()
-        self._name = name
-        self._clock = clock
-        self._process: subprocess.Popen[bytes] | None = None
-        self._starts: deque[float] = deque(maxlen=MAX_STARTS)
-        self._peer = PeerEngine(self._open, name=name, resume_s=0.0, silence_s=300.0, lost=self._crashed, clock=clock)
+        spec = json.dumps({"target": target, "settings": dict(settings)}).encode()
+        self._child = ChildProcess(spec, name=name, clock=clock)
+        self._peer = PeerEngine(
+            self._child.open,
+            name=name,
+            resume_s=0.0,
+            silence_s=300.0,
+            lost=lambda err: self._child.crashed(),
+            clock=clock,
+        )
 
     @property
     def process_id(self) -> int | None:
         """The child's id while one was started and not yet waited for."""
-        return None if self._process is None else self._process.pid
+        return self._child.process_id
 
     async def capabilities(self) -> TextCapabilities:
         return await self._peer.capabilities()
@@ -118,85 +70,52 @@ class WorkerEngine:
 
     async def close(self) -> None:
         await self._peer.close()
-        await self._reap()
-
-    async def _open(self) -> SocketFrames:
-        await self._reap()
-        now_s = self._clock()
-        if len(self._starts) == MAX_STARTS and now_s - self._starts[0] < STARTS_WINDOW_S:
-            raise EngineError(
-                f"the worker process of {self._name} died {MAX_STARTS} times within {STARTS_WINDOW_S:.0f} s",
-                next_step="look at its messages, or use another engine",
-            )
-        self._starts.append(now_s)
-        here, there = socket.socketpair()
-        try:
-            self._process = _spawn(there)
-        except OSError as err:
-            here.close()
-            raise EngineError(f"the worker process of {self._name} cannot be started: {err}") from err
-        finally:
-            there.close()
-        frames = await SocketFrames.over(here)
-        await frames.send(self._spec)
-        return frames
-
-    async def _reap(self) -> None:
-        """Wait for the child, whose socket is closed by now; end it if it does not go."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            await asyncio.to_thread(process.wait, END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            await asyncio.to_thread(process.wait)
-
-    def _crashed(self, err: MidstreamError) -> MidstreamError:
-        code = None if self._process is None else self._process.poll()
-        how = f" by signal {signal.Signals(-code).name}" if code is not None and code < 0 else ""
-        return EngineCrashed(
-            f"the worker process of {self._name} ended{how}", next_step="ask again: it is started anew"
-        )
+        await self._child.reap()
 
 
-def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    return subprocess.Popen(
-        [sys.executable, "-m", "engines.worker", str(there.fileno())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(there.fileno(),),
-        # Ctrl-C at a terminal is the parent's to handle.
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-
-
-def load_target(target: str, settings: Mapping[str, Any]) -> TextEngine:
-    """The engine that a spec names. Raises EngineError."""
+def load_target(target: str, settings: Mapping[str, Any]) -> Any:
+    """What a spec names. Raises EngineError."""
     module, _, name = target.partition(":")
     try:
-        engine: TextEngine = getattr(importlib.import_module(module), name)(**settings)
+        return getattr(importlib.import_module(module), name)(**settings)
     except (ImportError, AttributeError, TypeError) as err:
         raise EngineError(f"{target} cannot be made: {err}") from err
-    return engine
+
+
+class Served(Protocol):
+    """What a child may run in place of a text engine."""
+
+    async def serve(self, frames: SocketFrames) -> None:
+        """Until the parent closes the socket."""
+        ...
+
+    async def close(self) -> None:
+        """End what runs."""
+        ...
 
 
 async def serve_socket(descriptor: int) -> None:
-    """The child: read the spec, serve the engine until the parent closes the socket."""
+    """The child: read the spec, serve what it names until the parent closes the socket."""
     frames = await SocketFrames.over(socket.socket(fileno=descriptor))
     spec = json.loads(await frames.receive() or b"{}")
+    if spec.get("serves"):
+        served: Served = load_target(spec["target"], spec["settings"])
+        await served.serve(frames)
+        await _closed(served)
+        return
     try:
-        engine = load_target(spec["target"], spec["settings"])
+        engine: TextEngine = load_target(spec["target"], spec["settings"])
     except EngineError as err:
         await serve_stream(_refuses(err), frames)
         return
     await serve_stream(lambda model: engine, frames)
+    await _closed(engine)
+
+
+async def _closed(served: Served | TextEngine) -> None:
     try:
         async with asyncio.timeout(END_S - 1):
-            await engine.close()
+            await served.close()
     except TimeoutError:
         return
 

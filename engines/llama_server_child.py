@@ -1,0 +1,187 @@
+"""llama-server in a child process, which this process asks directly: the child starts it and lives as long as we do.
+
+A token then crosses one process border, and the child has nothing to do for it but to make it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from engines.child import ChildProcess, SocketFrames
+from engines.llama_server import Embedded, ServerEngine, default_threads
+from engines.llama_server_local import LocalServer
+from engines.llama_server_stream import NativeServer
+from engines.port import Continuation
+from engines.text_admission import PREFILL_BATCH_TOKENS
+from engines.vocabulary import read_vocabulary
+from protocol.clock import Clock
+from protocol.errors import EngineError, LinkClosed, LinkTimeout, MidstreamError
+from protocol.text import TextRequest
+
+START_S = 30.0
+"""Longest wait of one request for a server that loads its model; it goes on loading for the next."""
+
+DYING_S = 1.0
+"""A process that dies closes its sockets before it can be waited for."""
+
+
+class ServedLlamaServer:
+    """The child's side (engines.worker.Served): tells where the server listens, or why there is none, then waits."""
+
+    def __init__(
+        self,
+        model_path: str,
+        context_tokens: int,
+        threads: int,
+        slots: int,
+        chat_template: str | None,
+        embeds: bool,
+        batch_tokens: int,
+    ) -> None:
+        self._settings = (Path(model_path), context_tokens, threads, slots, chat_template, embeds, batch_tokens, None)
+        self._server: Embedded | None = None
+
+    async def serve(self, frames: SocketFrames) -> None:
+        """Load, tell, and return when the parent is gone."""
+        try:
+            self._server = await asyncio.to_thread(Embedded, *self._settings)
+            await self._server.begun()
+            told = {"address": self._server.address, "key": self._server.key}
+        except MidstreamError as err:
+            told = {"problem": err.message, "next_step": err.next_step or ""}
+        await frames.send(json.dumps(told).encode())
+        while await frames.receive() is not None:
+            pass
+
+    async def close(self) -> None:
+        """Stop the server."""
+        server, self._server = self._server, None
+        if server is not None:
+            await asyncio.to_thread(server.stop)
+
+
+class ChildLlamaServer(ServerEngine):
+    """The parent's side: a TextEngine whose server is started at first use and again after a crash.
+
+    Args as LlamaServerEngine.
+    """
+
+    def __init__(
+        self,
+        model_path: Path | str,
+        *,
+        context_tokens: int = 2048,
+        threads: int = 0,
+        slots: int = 2,
+        chat_template: str | None = None,
+        embeds: bool = False,
+        batch_tokens: int = PREFILL_BATCH_TOKENS,
+        name: str = "",
+        clock: Clock = time.monotonic,
+    ) -> None:
+        super().__init__(slots=slots, clock=clock)
+        self._path = Path(model_path)
+        self._name = name or self._path.stem
+        self._context_limit = context_tokens
+        self._embed_tokens = batch_tokens
+        settings: dict[str, Any] = {
+            "model_path": str(model_path),
+            "context_tokens": context_tokens,
+            "threads": threads or default_threads(),
+            "slots": slots,
+            "chat_template": chat_template,
+            "embeds": embeds,
+            "batch_tokens": batch_tokens,
+        }
+        target = f"{ServedLlamaServer.__module__}:{ServedLlamaServer.__qualname__}"
+        spec = json.dumps({"target": target, "settings": settings, "serves": True}).encode()
+        self._child = ChildProcess(spec, name=self._name, clock=clock)
+        self._frames: SocketFrames | None = None
+        self._server: LocalServer | None = None
+        self._starting: asyncio.Task[LocalServer] | None = None
+        self._stopped = False
+
+    @property
+    def process_id(self) -> int | None:
+        """The child's id while one was started and not yet waited for."""
+        return self._child.process_id
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await super().prepare(request, deadline_s)
+        except TimeoutError as err:
+            raise LinkTimeout(f"{self._name} was not ready within {deadline_s:.1f} s") from err
+
+    async def close(self) -> None:
+        self._stopped = True
+        await super().close()
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        self._server = None
+        await self._part()
+        await self._child.reap()
+
+    async def _native(self) -> NativeServer:
+        if self._stopped:
+            raise EngineError(f"the engine of {self._name} was closed")
+        if self._server is not None and self._child.alive:
+            return self._server
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start(), name="llama-server-start")
+            self._starting.add_done_callback(self._started)
+        try:
+            # Whoever gives up does not end it for the others.
+            async with asyncio.timeout(START_S):
+                return await asyncio.shield(self._starting)
+        except TimeoutError as err:
+            raise LinkTimeout(f"{self._name} still loads after {START_S:.0f} s", next_step="ask again") from err
+
+    def _started(self, starting: asyncio.Task[LocalServer]) -> None:
+        self._starting = None
+        if not starting.cancelled():
+            starting.exception()  # whoever waits for it raises it
+
+    async def _start(self) -> LocalServer:
+        await self._part()
+        if self._vocabulary is None:
+            # The server starts even from a broken file with a bare message, so the file is read here first.
+            self._vocabulary = await asyncio.to_thread(read_vocabulary, self._path)
+        self._frames = await self._child.open()
+        try:
+            answer = await self._frames.receive()
+        except LinkClosed:
+            answer = None
+        if answer is None:
+            await self._child.ended(DYING_S)
+            raise self._child.crashed()
+        told = json.loads(answer)
+        if "problem" in told:
+            await self._part()
+            raise EngineError(told["problem"], next_step=told["next_step"])
+        self._server = _Watched(told["address"], told["key"], self._child)
+        return self._server
+
+    async def _part(self) -> None:
+        """Close the socket, which is what ends the child."""
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            await frames.close()
+
+
+class _Watched(LocalServer):
+    """Tells a server that hung up from a process that died."""
+
+    def __init__(self, address: str, key: str, child: ChildProcess) -> None:
+        super().__init__(address, key)
+        self._child = child
+        self._process_id = child.process_id
+
+    async def gone(self, err: LinkClosed) -> MidstreamError:
+        replaced = self._child.process_id != self._process_id
+        return self._child.crashed() if replaced or await self._child.ended(DYING_S) else err
