@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from links.http import HttpLink
 from links.http_server import serve
 from links.memory import MemoryStream, memory_stream_pair
 from links.port import FrameRoute, FrameStream, Request
-from tests.contract.tiny_genai import write_model
+from tests.contract.make_genai_model import BUILT_MODEL
 from tests.contract.word_server import word_server
 
 ModelFile = Callable[[str], Path]
@@ -197,18 +196,16 @@ async def llama_cpp_in_worker(model_file: ModelFile) -> AsyncIterator[Made]:
 
 @asynccontextmanager
 async def onnx_genai_in_process(model_file: ModelFile) -> AsyncIterator[Made]:
-    with tempfile.TemporaryDirectory(prefix="midstream-genai-") as folder:
-        engine = OnnxGenaiEngine(write_model(Path(folder)), context_tokens=512, threads=1, slots=2, in_process=True)
-        yield Made(engine, exact=True)
-        await engine.close()
+    engine = OnnxGenaiEngine(BUILT_MODEL, context_tokens=512, threads=1, slots=2, in_process=True)
+    yield Made(engine, exact=True)
+    await engine.close()
 
 
 @asynccontextmanager
 async def onnx_genai_in_worker(model_file: ModelFile) -> AsyncIterator[Made]:
-    with tempfile.TemporaryDirectory(prefix="midstream-genai-") as folder:
-        engine = OnnxGenaiEngine(write_model(Path(folder)), context_tokens=512, threads=1, slots=2)
-        yield Made(engine, exact=True)
-        await engine.close()
+    engine = OnnxGenaiEngine(BUILT_MODEL, context_tokens=512, threads=1, slots=2)
+    yield Made(engine, exact=True)
+    await engine.close()
 
 
 ENGINES: dict[str, Callable[[ModelFile], AbstractAsyncContextManager[Made]]] = {

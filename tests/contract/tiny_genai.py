@@ -52,10 +52,15 @@ def write_model(folder: Path, seed: int = SEED) -> Path:
     tokens = vocabulary()
     save(_Graph(len(tokens), seed).model(), str(folder / "model.onnx"))
     (folder / "genai_config.json").write_text(json.dumps(_settings(len(tokens))))
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(tokens)))
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write the tokenizer and how it is used."""
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(vocabulary())))
     described = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
-    return folder
 
 
 def _settings(size: int) -> dict[str, Any]:

@@ -18,12 +18,14 @@ from engines.registry import engine_class
 from engines.store import ModelStore
 from protocol.errors import BadRequest, ContextOverflow, EngineError, NotFound, Unsupported
 from protocol.text import Message, Sampling, TextRequest, Token
+from tests.contract.make_genai_model import BUILT_MODEL, build
 from tests.contract.tiny_genai import TEMPLATE, byte_letters, vocabulary, write_model
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"))
+@pytest.fixture(scope="module", params=["written", "built"])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A model written operator by operator, and one that the library's own builder made."""
+    return BUILT_MODEL if request.param == "built" else write_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
@@ -50,6 +52,16 @@ def test_pieces_are_the_tokens_own_bytes(folder: Path) -> None:
     assert tokenizer.piece(10**6) == b""
     assert b"".join(tokenizer.piece(one) for one in range(4, 260)) == bytes(range(256))
     assert tokenizer.size == len(ids)
+
+
+@pytest.mark.slow
+def test_the_built_model_is_what_the_builder_makes_of_drawn_weights(tmp_path: Path) -> None:
+    for needed in ("torch", "transformers", "onnx_ir"):
+        pytest.importorskip(needed)
+    made = {file.name: file.read_bytes() for file in build(tmp_path).iterdir()}
+    kept = {file.name: file.read_bytes() for file in BUILT_MODEL.iterdir()}
+    assert made.keys() == kept.keys()
+    assert {name for name in made if made[name] != kept[name]} == set()
 
 
 def test_pieces_of_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
