@@ -19,6 +19,7 @@ from protocol.errors import LinkTimeout
 from protocol.events import TransferSample
 from protocol.tensor_frames import TENSOR_FRAMES_PATH, Ask, heads_of
 from protocol.tensors import Tensor
+from protocol.trace import present
 
 SILENT_S = 1.0
 """A stream on which a request ran out of time is given up if nothing at all came back for so long: after a change of
@@ -79,7 +80,8 @@ class FramesEndpoint:
         """
         began_s = self._sink.clock()
         self._count += 1
-        ask = Ask(model, f"f{self._count}", 0, heads_of(inputs))
+        span = present()
+        ask = Ask(model, span.header if span is not None else f"f{self._count}", 0, heads_of(inputs))
         connection, life, opened_s = None, None, 0.0
         try:
             async with asyncio.timeout(deadline_s):

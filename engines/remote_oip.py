@@ -41,6 +41,7 @@ from protocol.oip import (
     server_extensions,
 )
 from protocol.tensors import Tensor
+from protocol.trace import HEADER, present
 
 RETRY_AFTER_S = 1.0
 """For a server that refuses without saying when to come back."""
@@ -132,6 +133,9 @@ class RemoteEndpoint:
             head = body[: len(body) - sum(tensor.size_bytes for tensor in inputs)]
             body = await aside(partial(zstd.compress_tensors, head, inputs), len(body) > MAX_HERE_BYTES)
             headers = {**headers, "content-encoding": zstd.NAME, "accept-encoding": zstd.NAME}
+        span = present()
+        if span is not None:
+            headers = {**headers, HEADER: span.header}
         encode_s = self._clock() - began_s
         samples: list[TransferSample] = []
         reply = await self._exchanged(model, headers, body, max(0.001, deadline_s - encode_s), samples)

@@ -10,7 +10,9 @@ from gateway.pipeline import Decision
 from links.port import Request, Response, Route
 from protocol import openai_wire
 from protocol.chat import ChatRequest
+from protocol.events import RouteTold
 from protocol.openai_parse import parse_chat, parse_completion
+from protocol.trace import RANDOM_BYTES, entered
 
 
 class RouteFront:
@@ -27,8 +29,18 @@ class RouteFront:
     async def route(self, request: Request) -> Response:
         """A body of /v1/chat/completions or /v1/completions; `model` is `auto` where it is left out."""
         caller, body = self._door.opened(request)
+        ports = self._door.way.ports
+        came_s, span = ports.clock(), entered(caller.traceparent, ports.chance(RANDOM_BYTES))
         decision = await self._door.way.route(_chat(body), caller)
-        headers = {**JSON, **decision.reservation.headers}
+        now_s, routed = ports.clock(), decision.routed
+        target = next(iter(dict(decision.plan.starts)), "")
+        ports.emit(
+            RouteTold(
+                at_s=now_s, model=routed.model, target=target, level=routed.level, reason=routed.reason,
+                total_s=now_s - came_s, trace=span,
+            )
+        )  # fmt: skip
+        headers = {**JSON, **decision.reservation.headers, "x-midstream-trace-id": span.trace_id}
         return Response(200, headers, openai_wire.dump(document(decision)))
 
 

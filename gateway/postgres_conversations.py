@@ -93,8 +93,8 @@ class PostgresConversations:
     """
 
     def __init__(self, url: str, bounds: ConversationBounds | None = None, wall: WallClock = wall_now) -> None:
-        self._asyncpg = _library()
         self._url = _checked(url)
+        self._asyncpg = _library()
         self._bounds = bounds or ConversationBounds()
         self._wall = wall
         self._pool: Any = None

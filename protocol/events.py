@@ -52,6 +52,7 @@ class TensorDone(Event):
     answer's tensors.
 
     hedged: the device began while the link's arm was under way. winner: `device` or `link`, of a hedged request.
+    trace: this request's span; None for one of no trace.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class TensorDone(Event):
     reason: str = ""
     hedged: bool = False
     winner: Literal["", "device", "link"] = ""
+    trace: TraceContext | None = None
 
     def stages(self) -> Mapping[str, float]:
         """Seconds by stage, in the order of a request."""
@@ -105,6 +107,18 @@ class ArmSwitched(Event):
     target: str
     reason: str
     request_id: str = ""
+
+
+@frozen(kw_only=True)
+class RouteTold(Event):
+    """Somebody asked where a request would go, to run it themselves; nothing was generated. target: who would begin."""
+
+    model: str
+    target: str
+    level: str
+    reason: str
+    total_s: float
+    trace: TraceContext
 
 
 @frozen(kw_only=True)

@@ -1,4 +1,5 @@
-"""Events of text requests folded into spans under one trace id: decision, moves, stream, and what the other house did.
+"""Events of requests folded into spans under one trace id: of text the decision, moves, stream, and what the other
+house did; of tensors the stages.
 
 Ids, numbers and names of targets only; what OpenTelemetry's conventions for generative AI name has their names.
 
@@ -14,7 +15,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from protocol.events import Event, HandedOver, HandoffServed, SourceLost, TextDone
+from protocol.events import Event, HandedOver, HandoffServed, RouteTold, SourceLost, TensorDone, TextDone
 from protocol.trace import TraceContext, child, parsed
 
 MAX_WAITING = 1024
@@ -60,6 +61,12 @@ class SpanFold:
                 moves = self._moves.pop(event.request_id, [])
             if event.trace is not None and event.trace.sampled:
                 self._text(event, event.trace, moves)
+        elif isinstance(event, TensorDone):
+            if event.trace is not None and event.trace.sampled:
+                self._tensor(event, event.trace)
+        elif isinstance(event, RouteTold):
+            if event.trace.sampled:
+                self._route(event)
         elif isinstance(event, HandoffServed):
             above = parsed(event.traceparent)
             if above is not None and above.sampled:
@@ -118,6 +125,38 @@ class SpanFold:
         error = event.status if event.status not in ("ok", "stopped") else ""
         context = child(above, self._chance(8))
         self._deliver(Span("handoff", context, event.at_s - event.total_s, event.at_s, "server", facts, error))
+
+    def _tensor(self, event: TensorDone, root: TraceContext) -> None:
+        """Stages one after the other, as a request goes through them; one that took no time is none."""
+        at_s = event.at_s - event.total_s
+        facts: dict[str, Value] = {
+            "midstream.request_id": event.request_id,
+            "midstream.model": event.model,
+            "midstream.arm": event.arm,
+        }
+        numbers: dict[str, Value] = {
+            "midstream.status": event.status,
+            "midstream.reason": event.reason,
+            "midstream.hedged": event.hedged,
+            "midstream.up_bytes": event.up_bytes,
+            "midstream.down_bytes": event.down_bytes,
+        }
+        error = event.status if event.status not in ("ok", "cancelled") else ""
+        self._deliver(Span("tensor request", root, at_s, event.at_s, "server", facts | numbers, error))
+        for name, seconds in event.stages().items():
+            if seconds > 0:
+                ends_s = min(event.at_s, at_s + seconds)
+                self._inside(root, name, at_s, ends_s, facts)
+                at_s = ends_s
+
+    def _route(self, event: RouteTold) -> None:
+        facts: dict[str, Value] = {
+            "gen_ai.request.model": event.model,
+            "midstream.targets": event.target,
+            "midstream.level": event.level,
+            "midstream.reason": event.reason,
+        }
+        self._deliver(Span("route request", event.trace, event.at_s - event.total_s, event.at_s, "server", facts))
 
     def _inside(
         self, root: TraceContext, name: str, begins_s: float, ends_s: float, facts: Mapping[str, Value]

@@ -1,4 +1,4 @@
-"""W3C Trace Context: the `traceparent` header, and what one request's trace is. Pure; randomness is an argument.
+"""W3C Trace Context: the `traceparent` header, and what one request's trace is. Randomness is an argument.
 
 traceparent = version "-" trace-id "-" parent-id "-" flags          https://www.w3.org/TR/trace-context/
 """
@@ -6,6 +6,9 @@ traceparent = version "-" trace-id "-" parent-id "-" flags          https://www.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from attrs import evolve, frozen
 
@@ -34,6 +37,24 @@ class TraceContext:
     def header(self) -> str:
         """As `traceparent` carries it to whatever is asked on behalf of this span."""
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+
+_UNDER: ContextVar[TraceContext | None] = ContextVar("trace", default=None)
+
+
+@contextmanager
+def within(span: TraceContext | None) -> Iterator[None]:
+    """What this task and those that it begins do is done on behalf of `span`; None: of no trace."""
+    token = _UNDER.set(span)
+    try:
+        yield
+    finally:
+        _UNDER.reset(token)
+
+
+def present() -> TraceContext | None:
+    """The span on whose behalf this task works."""
+    return _UNDER.get()
 
 
 def parsed(header: str) -> TraceContext | None:

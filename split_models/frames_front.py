@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections import deque
 from functools import partial
 
@@ -42,6 +43,7 @@ from protocol.tensor_frames import (
     encode,
     heads_of,
 )
+from protocol.trace import RANDOM_BYTES, entered, parsed, within
 from split_models.front import MAX_DEADLINE_S
 from split_models.service import Served, Service
 
@@ -225,7 +227,9 @@ class _Stream:
         inputs = await aside(held.incoming.tensors, large)
         left_s = ask.deadline_ms / 1000 - (self._clock() - held.began_s)
         asked = InferRequest(model=ask.model, inputs=inputs, id=ask.id[:128], binary=True)
-        served = await self._service.infer(asked, min(MAX_DEADLINE_S, max(0.001, left_s)))
+        span = entered(ask.id, os.urandom(RANDOM_BYTES)) if parsed(ask.id) is not None else None
+        with within(span):
+            served = await self._service.infer(asked, min(MAX_DEADLINE_S, max(0.001, left_s)))
         told = heads_of(served.outputs)
         if not ask.packed_bytes:
             return served, told, views_of(served.outputs)

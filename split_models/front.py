@@ -1,6 +1,7 @@
 """Open Inference Protocol v2 over HTTP: the front door of tensor requests in both houses.
 
-Answers tell beside the tensors: parameters `digest`, `midstream_arm`, `wait_s`, `compute_s`; headers of the same names.
+Answers tell beside the tensors: parameters `digest`, `midstream_arm`, `wait_s`, `compute_s`; headers of the same names,
+and `x-midstream-trace-id`.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import gzip
 import importlib.metadata
 import json
+import os
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+
+from attrs import evolve
 
 from engines.aside import aside
 from links.port import Request, Response, Route
@@ -29,6 +33,7 @@ from protocol.oip import (
     error_body,
     server_metadata,
 )
+from protocol.trace import HEADER, RANDOM_BYTES, entered, within
 from split_models.service import Served, Service
 
 DEADLINE_S = 30.0
@@ -46,12 +51,20 @@ _MIN_COMPRESSED_BYTES = 1_024
 
 
 class Front:
-    """The handlers; `routes` is what a house mounts. extensions: what GET /v2 says beside its own."""
+    """The handlers; `routes` is what a house mounts. extensions: what GET /v2 says beside its own. chance: that many
+    random bytes."""
 
-    def __init__(self, service: Service, deadline_s: float = DEADLINE_S, extensions: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        service: Service,
+        deadline_s: float = DEADLINE_S,
+        extensions: Sequence[str] = (),
+        chance: Callable[[int], bytes] = os.urandom,
+    ) -> None:
         self._service = service
         self._deadline_s = deadline_s
         self._extensions = tuple(extensions)
+        self._chance = chance
         self._count = 0
 
     @property
@@ -115,10 +128,13 @@ class Front:
             told_id = ""
         else:
             told_id = asked.id
-        served = await self._service.infer(asked, self._deadline(asked))
+        span = entered(request.headers.get(HEADER, ""), self._chance(RANDOM_BYTES))
+        with within(span):
+            served = await self._service.infer(asked, self._deadline(asked))
         size_bytes = sum(tensor.size_bytes for tensor in served.outputs)
         bound = MAX_COPIED_BYTES if asked.binary and "accept-encoding" not in request.headers else MAX_HERE_BYTES
-        return await aside(partial(_answer, asked, served, told_id, request.headers), size_bytes > bound)
+        response = await aside(partial(_answer, asked, served, told_id, request.headers), size_bytes > bound)
+        return evolve(response, headers={**response.headers, "x-midstream-trace-id": span.trace_id})
 
     def _deadline(self, asked: InferRequest) -> float:
         """`timeout` in microseconds, as Triton has it, or `deadline_s`."""
@@ -176,8 +192,6 @@ def _model(request: Request) -> str:
 
 
 def _with_id(asked: InferRequest, request_id: str) -> InferRequest:
-    from attrs import evolve
-
     return evolve(asked, id=request_id[:128])
 
 

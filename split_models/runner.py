@@ -16,6 +16,7 @@ from protocol.device import Measured
 from protocol.errors import BadRequest, MidstreamError
 from protocol.events import ArmSwitched, TensorDone
 from protocol.policy import SplitPolicy
+from protocol.trace import present
 from split_models.arm_cost import Arm, ArmCost
 from split_models.arms import Arms, Spent, Work
 from split_models.costs import CostTable
@@ -247,6 +248,7 @@ class Runner:
                 reason=reason,
                 hedged=hedged,
                 winner=("link" if arm.link else "device") if hedged else "",
+                trace=present(),
             )
         )
 

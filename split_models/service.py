@@ -14,6 +14,7 @@ from protocol.errors import BadRequest, Loading, MidstreamError, NotFound
 from protocol.events import Emit, TensorDone, ignore
 from protocol.oip import InferRequest, ModelMetadata, bytes_elements
 from protocol.tensors import Tensor, TensorSpec
+from protocol.trace import present
 from split_models.arms import IMAGE, Compute, Work, timed
 from split_models.recipes import Recipe
 from split_models.runner import Runner
@@ -155,6 +156,7 @@ class Service:
                     pre_s=served.pre_s if served else 0.0,
                     head_s=served.compute_s - served.pre_s - served.post_s if served else 0.0,
                     post_s=served.post_s if served else 0.0,
+                    trace=present(),
                 )
             )
         return served

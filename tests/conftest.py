@@ -168,7 +168,18 @@ class PostgresServer:
                 self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=self.user, cwd="/"
             )
         )
-        wait_for_port(self.port)
+        self._wait(20.0)
+
+    def _wait(self, seconds: float) -> None:
+        """It listens before it takes anybody in; its own file says when it does."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError, IndexError):
+                words = (self.folder / "postmaster.pid").read_text(encoding="ascii").split()
+                if (words[0], words[-1]) == (str(self.process[-1].pid), "ready"):
+                    return
+            time.sleep(0.02)
+        pytest.fail(f"PostgreSQL is not ready after {seconds} s")
 
     def kill(self) -> None:
         """End it at once; connections break."""

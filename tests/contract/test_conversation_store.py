@@ -269,7 +269,6 @@ async def test_a_postgres_that_went_away_is_an_error_with_its_next_step_until_it
     "url", ["", "postgresql://", "mysql://u:hush@h/d", "postgresql://u:hush@h", "postgresql://u:hush@h:x/d"]
 )
 def test_an_address_that_is_none_is_told_without_its_password(url: str) -> None:
-    need_asyncpg()
     with pytest.raises(ConfigError) as refused:
         PostgresConversations(url)
     assert "hush" not in str(refused.value) and "postgresql://" in refused.value.next_step

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from cloud_stub.admin_client import AdminClient
 from engines.fakes_text import FakeTextEngine
 from engines.peer import PeerEngine
 from engines.peer_host import serve_stream
+from engines.port import TensorAnswer
+from engines.remote_twin import RemoteTwin
 from gateway.targets import Target
 from links.http import HttpLink
 from links.http_server import serve
@@ -30,14 +32,21 @@ from links.otlp import OtlpSpans, collector_url
 from links.port import FrameRoute, FrameStream, Request, Response, Route
 from protocol.clock import wall_now
 from protocol.errors import ConfigError
-from protocol.events import Emit, HandedOver, RecordingEmit
+from protocol.events import Emit, HandedOver, RecordingEmit, RouteTold, TensorDone
 from protocol.fanout import Fanout
+from protocol.oip import InferRequest, encode_request
 from protocol.policy import DispatchPolicy, MigrationPolicy, Policy
 from protocol.spans import SpanFold
+from protocol.tensor_frames import TENSOR_FRAMES
+from protocol.tensors import Tensor
 from protocol.trace import parsed
+from split_models.frames_front import FramesFront
+from split_models.front import Front
+from split_models.service import Service, Shown
 from tests.route.coordinator_house import running
 from tests.route.text_house import house
 from tests.unit.agent.houses import RunningHouse, config_for
+from tests.unit.split_models.parts import Inline, Scripted, floats
 
 TRACE, ABOVE = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CAME = {"traceparent": f"00-{TRACE}-{ABOVE}-01", "content-type": "application/json"}
@@ -124,6 +133,72 @@ async def test_one_trace_id_over_a_real_handoff_in_mid_stream() -> None:
         assert 0 < tokens < 48, "the coordinator made the rest of it"
         assert root.start_time_unix_nano <= handoff.start_time_unix_nano < handoff.end_time_unix_nano
         assert abs(root.end_time_unix_nano / 1e9 - time.time()) < 60.0
+
+
+async def test_a_question_for_the_route_is_in_the_trace() -> None:
+    async with house([Target("device", True, FakeTextEngine(), frozenset({"m"}))]) as served:
+        link = HttpLink("front", served.base_url)
+        body = json.dumps({"model": "m", "messages": TURN}).encode()
+        named, made = [await link.exchange("/v1/route", headers, body, 10.0) for headers in (CAME, {})]
+        await link.close()
+    assert named.headers["x-midstream-trace-id"] == TRACE
+    told = [event.trace for event in served.emit.events if isinstance(event, RouteTold)]
+    assert [span.trace_id for span in told] == [TRACE, made.headers["x-midstream-trace-id"]]
+    assert [span.parent_id for span in told] == [ABOVE, ""]
+
+
+class Relay(Scripted):
+    """A device that has no model and asks the server each time."""
+
+    def __init__(self, twin: RemoteTwin) -> None:
+        super().__init__({})
+        self._twin = twin
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Sequence[Tensor],
+        deadline_s: float,
+        *,
+        load: bool = True,
+        left: Callable[[float], None] | None = None,
+    ) -> TensorAnswer:
+        return await self._twin.infer(model, inputs, deadline_s)
+
+
+@pytest.mark.parametrize("frames", [False, True], ids=["oip", "frames"])
+async def test_one_trace_over_both_tensor_doors(frames: bool) -> None:
+    """The device's door, the way to the server by exchanges or frames, and the server's door."""
+    got, there = RecordingEmit(), RecordingEmit()
+    answers = Scripted({"m": floats("y", 1, 2)})
+    known = {"m": Shown("m", "onnx_onnxv1")}
+    far = Service(answers, Inline(), time.monotonic, lambda: known, side="server", emit=there)
+    front = Front(far, extensions=(TENSOR_FRAMES,) if frames else ())
+    server = await serve(front.routes, [FramesFront(far).route] if frames else [])
+    link = HttpLink("cloud", f"http://127.0.0.1:{server.port}")
+    twin = RemoteTwin(link)
+    door = Front(Service(Relay(twin), Inline(), time.monotonic, lambda: known, emit=got))
+    try:
+        async with asyncio.timeout(5.0):
+            while frames and not twin.pipelined:
+                await twin.infer("m", (floats("x", 1, 2),), 5.0)
+                await asyncio.sleep(0.01)
+        headers, body = encode_request(InferRequest("m", (floats("x", 1, 2),), binary=True))
+        route = next(route for route in door.routes if route.path == "/v2/models/{model}/infer")
+        for came in (CAME, {}):
+            request = Request("POST", "/v2/models/m/infer", {**headers, **came}, {"model": "m"}, body=body)
+            reply = await route.handle(request)
+            assert reply.status == 200, reply.body
+            here, beyond = (log.events[-1] for log in (got, there))
+            assert isinstance(here, TensorDone) and isinstance(beyond, TensorDone)
+            assert here.trace is not None and beyond.trace is not None
+            assert here.trace.trace_id == beyond.trace.trace_id == reply.headers["x-midstream-trace-id"]
+            assert beyond.trace.parent_id == here.trace.span_id != beyond.trace.span_id
+            assert not came or (here.trace.trace_id, here.trace.parent_id) == (TRACE, ABOVE)
+    finally:
+        await twin.close()
+        await link.close()
+        await server.close()
 
 
 DOORS: list[tuple[str, dict[str, Any]]] = [

@@ -7,7 +7,7 @@ import os
 
 from attrs import evolve
 
-from protocol.events import HandedOver, HandoffServed, SourceLost, TextDone
+from protocol.events import Event, HandedOver, HandoffServed, RouteTold, SourceLost, TensorDone, TextDone
 from protocol.spans import MAX_MOVES, MAX_WAITING, Span, SpanFold
 from protocol.trace import TraceContext, entered
 
@@ -19,7 +19,7 @@ DONE = TextDone(
 MOVE = HandedOver(at_s=8.0, request_id="r", source="device", target="cloud", index=8, local=False, reason="faster")
 
 
-def folded(*events: TextDone | HandedOver | SourceLost | HandoffServed) -> list[Span]:
+def folded(*events: Event) -> list[Span]:
     spans: list[Span] = []
     fold = SpanFold(spans.append, os.urandom)
     for event in events:
@@ -58,6 +58,31 @@ def test_failures_are_errors_and_clients_that_leave_are_none() -> None:
     assert [folded(evolve(DONE, status=status))[0].error for status in ("ok", "cancelled", "stream_truncated")] == [
         "", "", "stream_truncated",
     ]  # fmt: skip
+
+
+TENSOR = TensorDone(
+    at_s=10.0, request_id="t", model="m", arm="cloud", status="ok", total_s=1.0, send_s=0.25, server_s=0.5,
+    receive_s=0.125, trace=ROOT,
+)  # fmt: skip
+TOLD = RouteTold(at_s=5.0, model="m", target="device", level="rules", reason="why", total_s=0.5, trace=ROOT)
+
+
+def test_a_tensor_request_is_a_span_with_its_stages_one_after_the_other() -> None:
+    spans = folded(TENSOR)
+    assert [(span.name, span.begins_s, span.ends_s) for span in spans] == [
+        ("tensor request", 9.0, 10.0), ("send", 9.0, 9.25), ("server", 9.25, 9.75), ("receive", 9.75, 9.875),
+    ]  # fmt: skip
+    assert spans[0].context == ROOT and {span.context.parent_id for span in spans[1:]} == {ROOT.span_id}
+    assert spans[0].attributes["midstream.arm"] == "cloud" and not spans[0].error
+    failed = folded(evolve(TENSOR, status="engine_error", total_s=0.25))
+    assert failed[0].error == "engine_error" and max(span.ends_s for span in failed) == 10.0
+    assert folded(evolve(TENSOR, trace=None)) == []
+
+
+def test_a_question_for_the_route_is_a_span() -> None:
+    (span,) = folded(TOLD)
+    assert (span.name, span.begins_s, span.ends_s, span.context) == ("route request", 4.5, 5.0, ROOT)
+    assert span.attributes["midstream.targets"] == "device"
 
 
 def test_a_trace_that_nobody_records_makes_no_spans() -> None:
