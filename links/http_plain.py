@@ -73,20 +73,32 @@ def head_of(data: bytes) -> Head | None:
 
 
 def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, keeps: bool) -> bytes:
-    """The head of an answer. size_bytes: None for a body in chunks. Raises ValueError for a line break in a header."""
+    """The head of an answer. size_bytes: None for a body in chunks, unless a header already says its length.
+
+    Raises ValueError for a line break in a header.
+    """
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
     for name, value in headers.items():
-        lines.append(f"{name}: {value}")
+        if size_bytes is None or name.lower() != "content-length":
+            lines.append(f"{name}: {value}")
     if status not in _NO_BODY:
         if "content-type" not in headers:
             lines.append("content-type: application/octet-stream")
-        lines.append("transfer-encoding: chunked" if size_bytes is None else f"content-length: {size_bytes}")
+        if size_bytes is not None:
+            lines.append(f"content-length: {size_bytes}")
+        elif _declared(headers) is None:
+            lines.append("transfer-encoding: chunked")
     if not keeps:
         lines.append("connection: close")
     text = "\r\n".join(lines)
     if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
         raise ValueError("a header of an answer holds a line break")
     return (text + "\r\n\r\n").encode("utf-8", "replace")
+
+
+def _declared(headers: Mapping[str, str]) -> int | None:
+    """The length of a stream that its handler knows beforehand, as for a file."""
+    return next((int(value) for name, value in headers.items() if name.lower() == "content-length"), None)
 
 
 class Dates:
@@ -269,11 +281,19 @@ class PlainConnection(asyncio.Protocol):
             return
         try:
             self._transport.write(head_bytes(answer.status, headers, None, keeps))
+            declared, sent = _declared(headers), 0
             async for part in body:
                 if part:
-                    self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+                    sent += len(part)
+                    if declared is not None and sent > declared:
+                        break
+                    chunk = part if declared is not None else b"%x\r\n%b\r\n" % (len(part), part)
+                    self._transport.write(chunk)
                     await self._written()
-            self._transport.write(b"0\r\n\r\n")
+            if declared is not None and sent != declared:
+                raise ValueError(f"a body of {declared} bytes was declared, at least {sent} came")
+            if declared is None:
+                self._transport.write(b"0\r\n\r\n")
             await self._written()
         finally:
             close = getattr(body, "aclose", None)

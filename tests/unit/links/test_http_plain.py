@@ -37,6 +37,13 @@ async def server() -> AsyncIterator[RunningServer]:
 
         return Response(200, {"content-type": "text/plain"}, made())
 
+    async def file(request: Request) -> Response:
+        async def made() -> AsyncIterator[bytes]:
+            yield b"one"
+            yield b"two"
+
+        return Response(200, {"Content-Length": request.headers.get("x-declared", "6")}, made())
+
     async def broken(request: Request) -> Response:
         return Response(200, {"x-broken": "a\r\nset-cookie: b"}, b"never")
 
@@ -45,6 +52,7 @@ async def server() -> AsyncIterator[RunningServer]:
         Route("GET", "/echo", echo),
         Route("POST", "/wait", wait),
         Route("POST", "/parts", parts),
+        Route("POST", "/file", file),
         Route("POST", "/broken", broken),
     ]
     running = await serve(routes, limits=ServerLimits(header_s=1.0, keep_idle_s=0.4, body_chunk_s=0.5))
@@ -195,6 +203,22 @@ async def test_chunks_of_a_stream(server: RunningServer) -> None:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"transfer-encoding: chunked" in head
     assert body == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
+async def test_a_stream_whose_length_is_known_comes_as_it_is(server: RunningServer) -> None:
+    """Both a length and chunks are refused by clients: bundles could not be fetched."""
+    answer = await _said(server.port, _post("/file", b""), _post("/file", b"", "Connection: close"))
+    assert b"transfer-encoding" not in answer
+    assert answer.lower().count(b"content-length: 6\r\n") == 2
+    assert answer.count(b"onetwo") == 2
+
+
+@pytest.mark.parametrize("declared", ["5", "7"])
+async def test_a_stream_of_another_length_than_declared_ends_the_connection(
+    server: RunningServer, declared: str
+) -> None:
+    answer = await _said(server.port, _post("/file", b"", f"X-Declared: {declared}"), _post("/echo", b"next"))
+    assert b"next" not in answer
 
 
 async def test_a_header_with_a_line_break_is_never_sent(server: RunningServer) -> None:
