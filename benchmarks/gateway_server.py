@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import secrets
 import signal
 import time
@@ -29,7 +28,7 @@ from gateway.settings import GatewaySettings
 from gateway.sqlite_ledger import SqliteLedger
 from gateway.tenancy import Tenancy
 from gateway.tenant_store import SqliteTenants
-from links.event_loop import run_on
+from links.event_loop import run_on, settle
 from links.http_front import ServerLimits
 from links.http_lean import LeanHttpLink
 from links.http_server import serve
@@ -98,7 +97,7 @@ async def run(upstream: int, state_dir: Path) -> None:
         stack.push_async_callback(server.close)
         stopping = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-        gc.freeze()
+        settle()
         print(f"ready {server.port} {key}", flush=True)
         await stopping.wait()
 

@@ -6,7 +6,6 @@ python -m benchmarks.routing_http     # the server alone; prints its port, ends 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from engines.fakes_text import FakeTextEngine
 from gateway.mount import GatewayPorts, build
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
+from links.event_loop import settle
 from links.http_server import serve
 
 POLICY = Path(__file__).parents[1] / "docs" / "routing.example.yaml"
@@ -115,7 +115,7 @@ async def _serve() -> None:
     way = build(GatewaySettings(), GatewayPorts(targets=lambda: targets, policy=lambda: policy))
     await way.start()
     server = await serve(way.routes)
-    gc.freeze()
+    settle()
     print(server.port, flush=True)
     begun_s = time.process_time()
     await asyncio.to_thread(sys.stdin.read)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from cloud_stub.admin_client import AdminClient
 from cloud_stub.config import CoordinatorConfig, add_flags, flags_of, load_config, local_environment
 from cloud_stub.policy_files import form_of, remarks
-from links.event_loop import run_on
+from links.event_loop import run_on, settle
 from protocol.errors import ConfigError
 from protocol.held_folder import hold_folder
 
@@ -99,6 +99,7 @@ async def _run(config: CoordinatorConfig, as_json: bool) -> int:
         house = CoordinatorHouse(config, tell)
         await house.start()
         try:
+            settle()
             if as_json:
                 tell(_ready(house))
             else:

@@ -109,7 +109,7 @@ class CoordinatorConfig:
     conversations_mib: int = MemorySettings().conversations_mib
     conversations_postgres: str | None = field(default=None, repr=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    event_loop: LoopKind = "asyncio"
+    event_loop: LoopKind = "auto"
     providers: Providers = NO_PROVIDERS
     source: str = field(default="defaults", eq=False)
 
@@ -354,7 +354,7 @@ _HELP = {
     "shadow_usd_per_day": "what those second answers may cost in a day",
     "join_ttl_s": "seconds for which a join string can be used",
     "log_level": "debug, info, warning or error",
-    "event_loop": "asyncio, or uvloop where it is installed (extra fast)",
+    "event_loop": "auto (uvloop where it is installed, extra fast), asyncio or uvloop",
 }
 
 

@@ -56,7 +56,7 @@ def dispatch(
         draw: uniform in [0, 1); decides for prompts on the boundary.
         patience_s: as in `plan`.
     """
-    device, server = sides(targets, constraints)
+    device, server = sides(targets, constraints) if table is not None else (None, None)
     if table is None or device is None or server is None:
         return plan(prompt_tokens, targets, constraints, policy, patience_s)
     if table.regime == "device_constrained":

@@ -23,6 +23,7 @@ from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Findings, Reserv
 from gateway.relay_plan import Relay, RelayPorts, Running, relay_of
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.shadow import Case, Shadows
+from gateway.shelf import Shelf
 from gateway.spending import Spending, most_money, prompt_size
 from gateway.stream import StreamOwner
 from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView, offered
@@ -31,7 +32,7 @@ from gateway.wants import wants
 from links.port import Request
 from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes, tools_bytes
 from protocol.errors import Full, Loading, MidstreamError, NotAllowed, NotFound, TooLarge, Unsupported
-from protocol.policy import LimitsPolicy, Policy
+from protocol.policy import DispatchPolicy, LimitsPolicy, Policy, Start
 from protocol.trace import RANDOM_BYTES, entered
 
 BYTES_PER_TOKEN = 4
@@ -69,6 +70,8 @@ class TextWay:
         self._flights: Flights[bytes] = Flights()
         self._running: dict[int, Running] = {}
         self._stopping = False
+        self._policy_started: DispatchPolicy | None = None
+        self._starts: dict[Start, DispatchPolicy] = {}
         self.shadows = Shadows(ports, settings, self.board, self.able, self.capable, self._tells_calls)
         self.dispatcher = Dispatcher(
             Plans(self._lengths.mean_tokens),
@@ -160,9 +163,10 @@ class TextWay:
         if stays := await self.ports.conversations.stays(caller, chat):
             findings = evolve(findings, local_only=True, reason=findings.reason or stays)
         asker = await self.ports.router.consulted(chat, caller, policy)
-        routed = self.ports.router.route(chat, asker, findings, self, policy, self.ports.draw())
+        shelf = self.shelf()
+        routed = self.ports.router.route(chat, asker, findings, shelf, policy, self.ports.draw())
         routed = degraded(routed, reservation)
-        able = self.able(routed.model, routed.constraints)
+        able = self.able(routed.model, routed.constraints, shelf)
         return findings, routed, await self.capable(chat.named(routed.model), able)
 
     async def route(self, asked: ChatRequest, caller: Caller = LOCAL) -> Decision:
@@ -172,7 +176,7 @@ class TextWay:
         reservation = (await self._reserved(chat, caller)).reservation
         try:
             findings, routed, targets = await self._decided(chat, caller, policy, reservation)
-            plan = self._plan(evolve(chat, model=routed.model), targets, routed, policy)
+            plan = self._plan(chat.named(routed.model), targets, routed, policy)
             return Decision(findings, routed, plan, {target.name: target.local for target in targets}, reservation)
         finally:
             await reservation.release()
@@ -240,10 +244,15 @@ class TextWay:
             context, wanted, targets, self.board, self._hold, self.ports.clock, self.ports.emit, spending
         )
 
+    def shelf(self) -> Shelf:
+        """What there is to choose from now."""
+        now_s, view = self.ports.clock(), self.board.view
+        allowed = constraints_of(self.ports.policy())
+        return Shelf(self.offered(), allowed, lambda target, model: view(target, model, now_s), self.signals)
+
     def views(self, model: str) -> Sequence[TargetView]:
         """What may be known of the targets that have `model`."""
-        now_s = self.ports.clock()
-        return [self.board.view(target, model, now_s) for target in self.offered() if model in target.models]
+        return self.shelf().views(model)
 
     def signals(self, caller: Caller) -> Signals:
         """What moves routing: the caller's budgets, battery and heat."""
@@ -259,19 +268,13 @@ class TextWay:
         """What can answer now, with the policy's prices and without models that it lets nobody stand in for."""
         return offered(self.ports.targets(), self.ports.policy().dispatch)
 
-    def models(self) -> dict[str, tuple[str, ...]]:
+    def models(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the targets by model, allowed ones only."""
-        constraints = constraints_of(self.ports.policy())
-        found: dict[str, list[str]] = {}
-        for target in self.offered():
-            if constraints.allows(target.name, target.local):
-                for model in sorted(target.models):
-                    found.setdefault(model, []).append(target.name)
-        return {model: tuple(names) for model, names in sorted(found.items())}
+        return self.shelf().models()
 
-    def able(self, model: str, constraints: Constraints) -> list[Target]:
+    def able(self, model: str, constraints: Constraints, shelf: Shelf | None = None) -> list[Target]:
         """Targets that have the model and may see the request, one per name."""
-        having = [target for target in self.offered() if model in target.models]
+        having = (shelf or self.shelf()).having(model)
         allowed = {t.name: t for t in reversed(having) if constraints.allows(t.name, t.local)}
         if not allowed:
             self.check_loading(model)
@@ -328,6 +331,17 @@ class TextWay:
         more = f" and {len(known) - MAX_NAMED_MODELS} more" if len(known) > MAX_NAMED_MODELS else ""
         return f"available: {', '.join(known[:MAX_NAMED_MODELS])}{more}"
 
+    def _started(self, policy: DispatchPolicy, start: Start) -> DispatchPolicy:
+        """The policy with another side first; made once per policy and side."""
+        if policy.start == start:
+            return policy
+        if policy is not self._policy_started:
+            self._policy_started, self._starts = policy, {}
+        found = self._starts.get(start)
+        if found is None:
+            found = self._starts[start] = evolve(policy, start=start)
+        return found
+
     def _plan(
         self, chat: ChatRequest, targets: Sequence[Target], routed: Routed, policy: Policy
     ) -> dispatch.DispatchPlan:
@@ -340,7 +354,7 @@ class TextWay:
             views,
             routed.constraints,
             self.ports.draw(),
-            policy.dispatch if start == policy.dispatch.start else evolve(policy.dispatch, start=start),
+            self._started(policy.dispatch, start),
             policy.migration.stall_s,
         )
 

@@ -48,7 +48,7 @@ def prompt_size(chat: ChatRequest) -> PromptSize:
     """Of the whole request: turns, tools and pictures."""
     size_bytes = prompt_bytes(chat.prompt) + tools_bytes(chat.tools)
     turns = 1 if isinstance(chat.prompt, str) else len(chat.prompt)
-    pictures = sum(_pictures(turn) for turn in chat.prompt) if not isinstance(chat.prompt, str) else 0
+    pictures = sum(_pictures(turn) for turn in chat.prompt) if chat.has_images else 0
     likely = size_bytes // BYTES_PER_TOKEN + 1
     return PromptSize(likely, most_prompt_tokens(size_bytes, turns) + pictures * MOST_IMAGE_TOKENS)
 

@@ -31,6 +31,6 @@ def _bytes_acked(sock: socket.socket | None) -> int | None:
         return None
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
-    except OSError:  # closed, or no TCP socket
+    except (OSError, ValueError):  # closed (uvloop says it by the latter), or no TCP socket
         return None
     return int(_BYTES_ACKED.unpack(info)[0]) if len(info) == _BYTES_ACKED.size else None

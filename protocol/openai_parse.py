@@ -27,6 +27,18 @@ MAX_PROMPT_IDS = 1 << 18
 DEFAULT_MAX_TOKENS = 512
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "audio": (),
+    "functions": (),
+    "function_call": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+"""Parameters that cannot be honoured, with the values that ask for nothing."""
+
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -148,11 +160,8 @@ def _response_format(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None
 
 def _shared(fields: Fields) -> dict[str, Any]:
     """What both endpoints have in common, and what neither supports."""
-    fields.only("n", (1,))
-    for name in ("presence_penalty", "frequency_penalty"):
-        fields.only(name, (0, 0.0))
-    for name in ("audio", "functions", "function_call", "prediction", "web_search_options"):
-        fields.only(name, ())
+    for name in fields.raw.keys() & _HARMLESS.keys():
+        fields.only(name, _HARMLESS[name])
     modalities = fields.raw.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise Unsupported("only text can be answered", field="modalities")
@@ -245,6 +254,8 @@ def _message(raw: Any, path: str) -> Message:
     role = raw.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"role must be one of {', '.join(_ROLES)}", field=f"{path}.role")
+    if len(raw) == 2 and type(raw.get("content")) is str:
+        return Message(_ROLES[role], clean(raw["content"], f"{path}.content"))  # most are a role and a text
     fields = Fields(raw, path + ".")
     listed = fields.objects("tool_calls", MAX_TOOLS)
     calls = tuple(_call(call, f"{path}.tool_calls[{number}]") for number, call in enumerate(listed))

@@ -15,6 +15,9 @@ from protocol.policy_routing import RoutingPolicy as RoutingPolicy
 
 SCHEMA = "midstream.policy/1.0"
 
+Start = Literal["device", "cloud", "race"]
+"""Which side answers first."""
+
 
 def _latency_only() -> dict[str, float]:
     return {"seconds": 1.0}
@@ -71,7 +74,7 @@ class DispatchPolicy:
     weaker_model: a target that answers with a weaker model than the one asked for may be chosen.
     """
 
-    start: Literal["device", "cloud", "race"] = "device"
+    start: Start = "device"
     budget_ratio: float = 1.0
     tail_ratio: float = 0.05
     money_per_joule: float = 0.0

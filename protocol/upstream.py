@@ -185,13 +185,16 @@ class EventReader:
         raise NotImplementedError
 
 
+_loads = json.JSONDecoder().decode
+
+
 def load(data: str | bytes, what: str = "an upstream chunk") -> Mapping[str, Any]:
     """A JSON object from a server. Raises ProtocolError."""
     if len(data) > MAX_REPLY_BYTES:
         raise TooLarge(f"{what} has {len(data)} bytes, at most {MAX_REPLY_BYTES} are taken")
     try:
         # Every chunk passes here: the parser of C alone, without the looks that documents of ours get.
-        document = json.loads(data)
+        document = _loads(data if isinstance(data, str) else data.decode("utf-8"))
     except (ValueError, RecursionError) as err:
         raise ProtocolError(f"{what} is not JSON: {str(err)[:200]}") from err
     if not isinstance(document, dict):
