@@ -15,6 +15,7 @@ from typing import Literal
 from attrs import frozen
 
 from agent.config import AgentConfig
+from agent.model_names import unknown_step
 from links.webrtc_settings import installed, missing
 from protocol.clock import WallClock, wall_now
 from protocol.errors import MidstreamError
@@ -176,14 +177,14 @@ def check_engines() -> Iterable[Finding]:
 
     installed = installed_engines()
     if not installed:
-        yield Finding("engines", "warning", "no inference engine is installed", "install midstream[onnx,llama]")
+        yield Finding("engines", "warning", "no inference engine is installed", "pip install 'midstream[onnx,llama]'")
     for name, version in installed.items():
         probes = [probe_import(module, version=version) for module in ENGINES[name].modules]
         if any(probe.works for probe in probes):
             yield Finding("engines", "ok", f"{name} {version} can be imported")
         else:
             problem = probes[0].problem if probes else "no module is known for it"
-            step = repair_step(problem, f"reinstall it: midstream[{ENGINES[name].extra}]")
+            step = repair_step(problem, f"pip install --force-reinstall 'midstream[{ENGINES[name].extra}]'")
             yield Finding("engines", "error", problem, step)
 
 
@@ -206,7 +207,9 @@ def check_models(config: AgentConfig, status: Status) -> Iterable[Finding]:
         if folder.is_dir() and any(folder.iterdir()):
             yield Finding("models", "ok", f"{name} is in the store")
         else:
-            yield Finding("models", "error", f"{name} is not in {config.models_dir}", f"`midstream models pull {name}`")
+            unknown = unknown_step(config, name) if name == config.text_model else ""
+            step = unknown or f"`midstream models pull {name}`"
+            yield Finding("models", "error", f"{name} is not in {config.models_dir}", step)
 
 
 def _serves_text(found: Mapping[str, object] | None) -> bool:

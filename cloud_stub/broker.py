@@ -191,7 +191,7 @@ def _new_broker(fleet: str) -> Any:
     except ImportError as err:
         raise ConfigError(
             "the embedded broker needs amqtt",
-            next_step="install midstream[coordinator], or name a broker with --broker mqtts://HOST:PORT",
+            next_step="pip install 'midstream[coordinator]', or name a broker with --broker mqtts://HOST:PORT",
             field="broker",
         ) from err
     tame_logs()

@@ -170,7 +170,7 @@ def open_engines(
         return {}, "no text model is on this machine; midstream models pull smollm2-135m fetches one"
     if config.text_engine not in installed_engines():
         extra = ENGINES[config.text_engine].extra
-        return {}, f"{config.text_engine} is not installed; install midstream[{extra}]"
+        return {}, f"{config.text_engine} is not installed; pip install 'midstream[{extra}]'"
     return {entry.name: queued(_engine(config, store, entry), config, entry.name, emit) for entry in entries}, ""
 
 

@@ -18,6 +18,7 @@ from engines.digest import file_sha256
 from engines.executor import BoundedExecutor, Ticket
 from engines.pool import RETRY_AFTER_S, Closable, Lease, ModelPool, estimate_bytes
 from engines.port import StoppableModel, TensorAnswer, TensorModel, TensorRuntime
+from engines.registry import ENGINES
 from engines.stop import Stop
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, Full, Loading, MidstreamError, NotFound
@@ -315,10 +316,9 @@ class LocalEndpoint:
     async def _load(self, wanted: Registered, warm: bool, spare: bool) -> None:
         runtime = self._runtimes.get(wanted.runtime)
         if runtime is None:
-            raise EngineError(
-                f"no engine here runs {wanted.runtime!r} files",
-                next_step=f"install midstream[{wanted.runtime}] or use another model",
-            )
+            engine = ENGINES.get(wanted.runtime)
+            step = f"pip install 'midstream[{engine.extra}]', or " if engine is not None and engine.extra else ""
+            raise EngineError(f"no engine here runs {wanted.runtime!r} files", next_step=f"{step}use another model")
         load = _loader(runtime, wanted, self._threads, self._clock if warm else None)
         loader = self._warmer if warm else self._loader
         acquire = partial(self._pool.acquire, spare=spare)

@@ -35,14 +35,14 @@ class OnnxRuntime:
         try:
             return importlib.metadata.version("onnxruntime")
         except importlib.metadata.PackageNotFoundError as err:
-            raise EngineError("onnxruntime is not installed", next_step="install midstream[onnx]") from err
+            raise EngineError("onnxruntime is not installed", next_step="pip install 'midstream[onnx]'") from err
 
     def load(self, file: Path, threads: int) -> OnnxModel:
         """Load with `threads` intra-op threads (0: the library's choice).
 
         Raises EngineError when the file is absent or not a model that this build can run.
         """
-        ort = import_native("onnxruntime", install="midstream[onnx]")
+        ort = import_native("onnxruntime", extra="onnx")
         if not file.is_file():
             raise EngineError(f"{file.name} is not there", next_step="midstream models list shows what is")
         try:
@@ -88,7 +88,7 @@ class OnnxModel:
 
     def run_until(self, inputs: Sequence[Tensor], stop: Stop) -> Sequence[Tensor]:
         """As `run`; ends with Stopped at the next operator once `stop` asks for it."""
-        options = import_native("onnxruntime", install="midstream[onnx]").RunOptions()
+        options = import_native("onnxruntime", extra="onnx").RunOptions()
 
         def terminate() -> None:
             options.terminate = True
@@ -123,7 +123,7 @@ def session_options(threads: int) -> Any:
     Threads do not spin while idle (a spinning pool took six times the CPU for a tenth of the latency), and the arena
     is off because it keeps the largest working set of every shape it has seen (microsoft/onnxruntime#11627).
     """
-    ort = import_native("onnxruntime", install="midstream[onnx]")
+    ort = import_native("onnxruntime", extra="onnx")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -31,8 +31,8 @@ class GenaiModel:
     """
 
     def __init__(self, folder: Path, *, context_tokens: int, threads: int, should_abort: Callable[[], bool]) -> None:
-        self._library = import_native("onnxruntime_genai", install="pip install 'midstream[onnx-genai]'")
-        self._numpy = import_native("numpy", install="pip install 'midstream[onnx-genai]'")
+        self._library = import_native("onnxruntime_genai", extra="onnx-genai")
+        self._numpy = import_native("numpy", extra="onnx-genai")
         self._context_tokens = context_tokens
         self._should_abort = should_abort
         self._tokenizer_file = HfTokenizer(folder)

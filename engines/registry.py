@@ -206,8 +206,8 @@ def use_guard(guard: ImportGuard) -> None:
     _guard = guard
 
 
-def import_native(module: str, *, install: str) -> Any:
-    """Import a native library, in a child process first unless it is already here.
+def import_native(module: str, *, extra: str) -> Any:
+    """Import a native library, in a child process first unless it is already here. extra: of midstream, that brings it.
 
     Raises EngineError with the way to install it when it is absent, or with the reason when it would crash.
     """
@@ -219,13 +219,15 @@ def import_native(module: str, *, install: str) -> Any:
     if sys.platform != "android":  # Python has no child processes there
         probe = _guard.check(module, version)
         if not probe.works:
-            step = repair_step(probe.problem, f"install {install} afresh, or use another engine")
+            step = repair_step(
+                probe.problem, f"pip install --force-reinstall 'midstream[{extra}]', or use another engine"
+            )
             raise EngineError(probe.problem, next_step=step)
     try:
         return importlib.import_module(module)
     except ImportError as err:
         problem = f"{module.split('.')[0]} cannot be imported: {err}"
-        raise EngineError(problem, next_step=repair_step(problem, f"install {install}")) from err
+        raise EngineError(problem, next_step=repair_step(problem, f"pip install 'midstream[{extra}]'")) from err
 
 
 def repair_step(problem: str, otherwise: str) -> str:

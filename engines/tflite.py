@@ -49,7 +49,7 @@ class TfliteRuntime:
         if not file.is_file():
             raise EngineError(f"{file.name} is not there", next_step="midstream models list shows what is")
         _check_numpy(package)
-        module = import_native(package.module, install="midstream[tflite]")
+        module = import_native(package.module, extra="tflite")
         try:
             interpreter = module.Interpreter(model_path=str(file), num_threads=threads or None)
             interpreter.allocate_tensors()
@@ -69,7 +69,7 @@ def tensor_shapes(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     """
     package = _installed()
     _check_numpy(package)
-    module = import_native(package.module, install="midstream[tflite]")
+    module = import_native(package.module, extra="tflite")
     try:
         plain = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         interpreter = module.Interpreter(model_path=str(file), experimental_op_resolver_type=plain)
@@ -177,7 +177,7 @@ def _installed() -> _Package:
         except importlib.metadata.PackageNotFoundError:
             continue
         return package
-    raise EngineError("no TFLite runtime is installed", next_step="install midstream[tflite]")
+    raise EngineError("no TFLite runtime is installed", next_step="pip install 'midstream[tflite]'")
 
 
 def _check_numpy(package: _Package) -> None:

@@ -150,7 +150,7 @@ def _client(url: str) -> Redis:
         from redis.backoff import NoBackoff
     except ImportError as err:
         raise ConfigError(
-            "limits over Redis need the package redis", next_step="install midstream[redis]", field="limits_redis"
+            "limits over Redis need the package redis", next_step="pip install 'midstream[redis]'", field="limits_redis"
         ) from err
     try:
         return Redis.from_url(

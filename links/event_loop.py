@@ -26,7 +26,7 @@ def run_on(kind: LoopKind, main: Coroutine[Any, Any, T]) -> T:
         main.close()
         raise ConfigError(
             "event_loop is uvloop, which is not installed",
-            next_step="install midstream[fast], or leave event_loop out",
+            next_step="pip install 'midstream[fast]', or leave event_loop out",
             field="event_loop",
         )
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -11,8 +11,6 @@ from attrs import field, frozen
 
 from protocol.errors import ConfigError
 
-EXTRA = "midstream[webrtc]"
-
 MAX_SERVERS = 2
 """One STUN and one TURN server: the library uses the first of each kind and would drop others in silence."""
 
@@ -80,5 +78,5 @@ def installed() -> bool:
 def missing() -> ConfigError:
     """The error of a machine without the extra."""
     return ConfigError(
-        "WebRTC needs a package that is not installed", next_step=f"pip install '{EXTRA}'", field="webrtc"
+        "WebRTC needs a package that is not installed", next_step="pip install 'midstream[webrtc]'", field="webrtc"
     )

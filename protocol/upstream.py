@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -164,7 +165,7 @@ class UpstreamCodec(Protocol):
         ...
 
 
-class EventReader:
+class EventReader(ABC):
     """UpstreamReader over server-sent events, one call of `read` per event; `[DONE]` ends it."""
 
     def __init__(self) -> None:
@@ -180,9 +181,9 @@ class EventReader:
             elif not self.ended:
                 yield self.read(data)
 
+    @abstractmethod
     def read(self, data: str) -> UpstreamDelta:
         """One event's data."""
-        raise NotImplementedError
 
 
 _loads = json.JSONDecoder().decode

@@ -49,7 +49,7 @@ def compress(body: bytes, level: int = LEVEL) -> bytes:
     """One frame that declares the size of its content. Raises ConfigError when no library is here."""
     zstd = _module()
     if zstd is None:
-        raise ConfigError("no Zstandard library is installed", next_step="install midstream[zstd]")
+        raise ConfigError("no Zstandard library is installed", next_step="pip install 'midstream[zstd]'")
     frame: bytes = zstd.compress(body, level)
     return frame
 

@@ -97,7 +97,8 @@ def check_libraries() -> None:
 
 def _lacking() -> ConfigError:
     return ConfigError(
-        "numpy and Pillow are needed for image models", next_step="install midstream[onnx] or midstream[tflite]"
+        "numpy and Pillow are needed for image models",
+        next_step="pip install 'midstream[onnx]' or pip install 'midstream[tflite]'",
     )
 
 

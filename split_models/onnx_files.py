@@ -38,7 +38,7 @@ def onnx_module() -> Any:
     except ImportError as err:
         raise ConfigError(
             "the onnx package is not installed; it is needed to cut models",
-            next_step="install midstream[coordinator] on the machine that cuts; devices only fetch heads",
+            next_step="pip install 'midstream[coordinator]' on the machine that cuts; devices only fetch heads",
         ) from err
     return onnx
 

@@ -148,7 +148,7 @@ def _session(data: bytes, level: str, save_to: str | None = None) -> Any:
     try:
         import onnxruntime
     except ImportError as err:
-        raise ConfigError("onnxruntime is not installed", next_step="install midstream[coordinator]") from err
+        raise ConfigError("onnxruntime is not installed", next_step="pip install 'midstream[coordinator]'") from err
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.intra_op_num_threads = 1

@@ -53,7 +53,7 @@ def schema_module() -> Any:
     except ImportError as err:
         raise ConfigError(
             "the schema of TFLite files is not installed; it is needed to cut them",
-            next_step="cut on a machine that has ai-edge-litert (midstream[tflite]); devices only fetch heads",
+            next_step="cut where ai-edge-litert is (pip install 'midstream[tflite]'); devices only fetch heads",
         ) from err
     return schema_py_generated
 

@@ -39,7 +39,9 @@ def png_plot(curves: Mapping[str, Series], cdfs: Mapping[str, Mapping[str, Seque
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as err:
-        raise ConfigError("a PNG needs matplotlib", next_step="install midstream[plot], or leave --png out") from err
+        raise ConfigError(
+            "a PNG needs matplotlib", next_step="pip install 'midstream[plot]', or leave --png out"
+        ) from err
     figure = Figure(figsize=(11, 4.2 * len(curves)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(curves), 2, squeeze=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -32,6 +34,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "apps": ("cloud_stub.apps_cli:apps", "apps that hold the control channel: list, warm, switch, route"),
     "fleet": ("cloud_stub.cli:fleet", "list the fleet's devices"),
 }
+
+GROUPS = frozenset({"route", "split", "dispatch", "policy", "tails", "keys", "tenants", "audit", "apps", "fleet"})
+"""Verbs that need another verb: alone they show their help."""
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -80,6 +85,8 @@ def _call(verb: str, arguments: list[str]) -> int:
         print(f"midstream: unknown verb {verb!r}; `midstream --help` lists them", file=sys.stderr)
         return EXIT_CONFIG
     try:
+        if verb in GROUPS and not arguments:
+            return _shown_help(verb)
         return _load(VERBS[verb][0])(arguments)
     except MidstreamError as err:
         print(f"midstream {verb}: {describe(err)}", file=sys.stderr)
@@ -93,6 +100,13 @@ def _call(verb: str, arguments: list[str]) -> int:
         return EXIT_PIPE
 
 
+def _shown_help(verb: str) -> int:
+    """The verb's own help, where errors go."""
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
+        _load(VERBS[verb][0])(["--help"])
+    return EXIT_CONFIG
+
+
 def _load(target: str) -> Callable[[list[str]], int]:
     module, _, name = target.partition(":")
     try:
@@ -101,8 +115,21 @@ def _load(target: str) -> Callable[[list[str]], int]:
         if err.name and err.name.partition(".")[0] in ("agent", "cloud_stub"):
             raise
         raise ConfigError(
-            f"the Python package {err.name!r} is missing", next_step="install midstream with its extras: midstream[all]"
+            f"the Python package {err.name!r} is missing", next_step=f"pip install 'midstream[{_extra(err.name)}]'"
         ) from err
+
+
+def _extra(package: str | None) -> str:
+    """Which extra of midstream brings a package, by what it is called there; `all` where that cannot be told."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    wanted = re.sub(r"[-_.]+", "-", (package or "").partition(".")[0]).lower()
+    with contextlib.suppress(PackageNotFoundError):
+        for line in requires("midstream") or ():
+            name, found = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+            if name and found and re.sub(r"[-_.]+", "-", name[0]).lower() == wanted and found[1] not in ("all", "dev"):
+                return found[1]
+    return "all"
 
 
 def describe(error: MidstreamError) -> str:

@@ -179,12 +179,14 @@ async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
     gc.set_threshold(*IMPORT_THRESHOLD)
     from agent.console import Console
     from agent.house import House
+    from agent.model_names import check_text_model
     from agent.notify import notifier_from, watchdog_s
     from agent.service import Service
 
     gc.freeze()
     gc.set_threshold(*usual)
 
+    check_text_model(config)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -51,6 +51,19 @@ def _modules() -> list[str]:
     return names
 
 
+def test_whoever_is_told_to_install_an_extra_can_paste_the_command() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = set(project["optional-dependencies"])
+    wrong = []
+    for file in _sources():
+        for found in re.finditer(r"(.{0,40})midstream\[(\{.*?\}|[\w,-]+)\](.?)", file.read_text(encoding="utf-8")):
+            before, extra, after = found.groups()
+            pasted = re.search(r"pip install (--force-reinstall )?'$", before) and after == "'"
+            if not pasted or not (extra.startswith("{") or set(extra.split(",")) <= known):
+                wrong.append(f"{file.relative_to(ROOT)}: {found[0]}")
+    assert wrong == []
+
+
 def test_every_test_folder_is_a_package() -> None:
     missing = [
         d

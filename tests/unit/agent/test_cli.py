@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.answers import ChatStream, labels_of, painted
-from agent.cli.main import VERBS, describe, main, usage
+from agent.cli.main import GROUPS, VERBS, describe, main, usage
 from agent.cli.progress import ProgressBar
 from agent.cli.run import status_lines
 from agent.doctor import (
@@ -206,12 +206,31 @@ def test_an_agent_process_says_ready_and_drains_on_sigterm(tmp_path: Path) -> No
     assert events.exists()
 
 
+@pytest.mark.parametrize("name", ["smollm2-135n", "ppocr-v4-det"])
+def test_a_text_model_that_nobody_knows_is_wrong_use_with_the_names_that_are(tmp_path: Path, name: str) -> None:
+    arguments = ["--state-dir", str(tmp_path / "s"), "--models-dir", str(tmp_path / "m"), "--port", "0"]
+    done = call("agent", *arguments, "--text-model", name, home=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"there is no text model '{name}'" in done.stderr and "gemma3-270m" in done.stderr
+    assert ("did you mean smollm2-135m?" in done.stderr) == name.startswith("smollm2")
+
+
+@pytest.mark.parametrize("verb", sorted(GROUPS))
+def test_a_verb_that_needs_another_one_shows_which_there_are(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith(f"usage: midstream {verb}")
+    with pytest.raises(SystemExit) as asked:
+        main([verb, "--help"])
+    assert asked.value.code == 0 and capsys.readouterr().out == shown.err
+
+
 def test_doctor_names_missing_models_and_ends_with_its_code(tmp_path: Path) -> None:
     arguments = ["doctor", "--json", "--state-dir", str(tmp_path / "s"), "--models-dir", str(tmp_path / "m")]
     done = call(*arguments, "--text-model", "nope", "--port", "0", home=tmp_path)
     found = {f["check"]: f for f in json.loads(done.stdout) if f["level"] != "ok"}
     assert done.returncode == EXIT_BROKEN
-    assert found["models"]["next"] == "`midstream models pull nope`"
+    assert found["models"]["next"].startswith("known: ") and "models add" in found["models"]["next"]
     assert "midstream join" in found["coordinator"]["next"]
 
 

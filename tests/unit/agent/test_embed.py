@@ -206,9 +206,9 @@ def test_a_host_that_fails_everywhere_still_has_a_serving_agent(tmp_path: Path) 
 
 def test_a_guest_imports_libraries_without_a_trial_in_a_child_process() -> None:
     use_guard(Unguarded())
-    assert import_native("colorsys", install="nothing") is sys.modules["colorsys"]
+    assert import_native("colorsys", extra="nothing") is sys.modules["colorsys"]
     with pytest.raises(EngineError, match="cannot be imported"):
-        import_native("no_such_library_here", install="it")
+        import_native("no_such_library_here", extra="it")
 
 
 def _until(condition: Any, seconds: float = 10.0) -> None:

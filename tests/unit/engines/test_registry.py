@@ -78,7 +78,7 @@ def test_garbage_in_the_cache_is_probed_again(tmp_path: Path) -> None:
 def test_import_native_names_what_to_install_and_never_imports_a_killer() -> None:
     use_guard(ImportGuard())
     with pytest.raises(EngineError, match=r"midstream\[x\]"):
-        import_native("no_such_module_here", install="midstream[x]")
+        import_native("no_such_module_here", extra="x")
 
 
 def test_engines_are_known_without_importing_them() -> None:
