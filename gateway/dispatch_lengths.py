@@ -100,11 +100,13 @@ class LengthHistory:
             length += length & -length
 
     def _grow(self, length: int) -> None:
-        """Room for `length`, doubled so that growing stays rare; the tree is built anew."""
-        size = 1 << length.bit_length()
-        self._counts.extend([0] * (size + 1 - len(self._counts)))
-        self._tree = array("q", (tokens * count for tokens, count in enumerate(self._counts)))
-        for place in range(1, len(self._tree)):
-            above = place + (place & -place)
-            if above < len(self._tree):
-                self._tree[above] += self._tree[place]
+        """Room for `length`, doubled so that growing stays rare.
+
+        A node stands for the lengths since its lowest bit: of the new ones only powers of two have older ones below.
+        """
+        size, power = 1 << length.bit_length(), 1 << (len(self._tree) - 1).bit_length()
+        for counted in (self._counts, self._tree):
+            counted.frombytes(bytes(counted.itemsize * (size + 1 - len(counted))))
+        while power <= size:
+            self._tree[power] = self.total_tokens
+            power <<= 1

@@ -20,9 +20,6 @@ from protocol.policy import DispatchPolicy
 MAX_MODELS = 64
 """Models that plans are kept of; the least recently asked is forgotten first."""
 
-MAX_WAITING = 1024
-"""Prompt lengths that wait to be counted; more come only if nothing refreshes, and then the rest is not counted."""
-
 
 @frozen
 class Chosen:
@@ -37,11 +34,11 @@ class Chosen:
 
 @define
 class _Learnt:
-    """Of one model. values, tables, regimes: by server."""
+    """Of one model. values, tables, regimes: by server. asked: since the tables were made."""
 
     lengths: LengthHistory = field(factory=LengthHistory)
     values: dict[str, ValueHistory] = field(factory=dict)
-    waiting: list[int] = field(factory=list)
+    asked: bool = False
     tables: dict[str, tuple[DispatchTable, float]] = field(factory=dict)
     regimes: dict[str, Chosen] = field(factory=dict)
 
@@ -90,8 +87,6 @@ class Plans:
     ) -> DispatchPlan:
         """The starts of one request. Without a budget (1) preference decides, and lengths are learnt all the same."""
         learnt = self._of(model)
-        if len(learnt.waiting) < MAX_WAITING:
-            learnt.waiting.append(prompt_tokens)
         table, device, server = None, None, None
         if policy.budget_ratio < 1.0:
             device, server = sides(targets, constraints)
@@ -103,18 +98,19 @@ class Plans:
             history = learnt.values.setdefault(server.name, ValueHistory())
             asked = (server.name, 0.0) in found.starts
             history.add(prompt_tokens, device.prefill_seconds(prompt_tokens), device.queue_s, asked)
+        # A few steps now: a second's requests counted at once would hold up those that come then.
+        learnt.lengths.add(prompt_tokens)
+        learnt.asked = True
         return found
 
     def refresh(
         self, views: Callable[[str], Sequence[TargetView]], policy: DispatchPolicy, power: PowerState
     ) -> Sequence[Chosen]:
-        """Count what came and make the tables of models that were asked anew; the regimes that are new since then."""
+        """Make the tables of models that were asked anew; the regimes that are new since then."""
         self.power = power
         for model, learnt in self._models.items():
-            waiting, learnt.waiting = learnt.waiting, []
-            for tokens in waiting:
-                learnt.lengths.add(tokens)
-            if waiting and policy.budget_ratio < 1.0:
+            asked, learnt.asked = learnt.asked, False
+            if asked and policy.budget_ratio < 1.0:
                 self._made_anew(model, learnt, views(model), policy)
         news, self._news = self._news, []
         return news

@@ -129,8 +129,9 @@ class RelayBody:
             coming = self._coming
             if coming is None:
                 return await self._run.uncut(anext(self._events))
-            done, _ = await asyncio.wait({coming}, timeout=self._ping_every_s)
-            if not done:
+            if not coming.done():
+                await asyncio.wait({coming}, timeout=self._ping_every_s)
+            if not coming.done():
                 return self._wire.ping
             self._coming = None
             return coming.result()

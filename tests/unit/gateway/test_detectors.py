@@ -6,11 +6,12 @@ import random
 from datetime import date
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import privacy_checks as checks
 from gateway.detectors import Detectors
+from gateway.secrets_found import SAID, after_words
 from protocol.policy_privacy import PrivacyPolicy
 
 DETECTORS = Detectors(PrivacyPolicy(names=("Alice Zhang", "张伟", "张伟民", "Ali")))
@@ -120,3 +121,15 @@ def test_random_mixtures_are_not_slow_either() -> None:
     rng = random.Random(5)
     alphabet = "0123456789 ()-+.@:/=eyJskAKIA密码是token"
     DETECTORS.spans("".join(rng.choice(alphabet) for _ in range(128 << 10)))
+
+
+_BITS = (
+    "key", "api", "API-", "access ", "secret", "Token", "password", "passwd", "passphrase", "pwd", "\u5bc6\u7801", " ",
+    ": ", "=", " is ", "\u662f", "'", "x", "abc123", "hunter22x!", "\u0130", "a" * 210,
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(_BITS), max_size=14).map("".join))
+def test_looking_around_words_finds_what_looking_everywhere_finds(text: str) -> None:
+    assert [found.span() for found in after_words(text)] == [found.span() for found in SAID.finditer(text)]
