@@ -79,7 +79,7 @@ class ServerEngine(ABC):
         place = self._slots.enter()
         continuation: ServerContinuation | None = None
         try:
-            capabilities = await self.capabilities()
+            capabilities = self._capabilities or await self.capabilities()
             native = await self._native()
             continuation = ServerContinuation(
                 native,

@@ -26,6 +26,9 @@ log = logging.getLogger("midstream.links.http_server")
 
 MAX_HEAD_BYTES = 8000
 MAX_PLAIN_BYTES = 256 << 10
+HOLD_HEAD_S = 0.002
+"""The head of a stream waits so long for its first part, to leave with it: a packet less for both sides."""
+
 PATIENCE_S = 0.25
 """A request that is not whole after this is the full server's, with its limits for slow senders."""
 
@@ -174,6 +177,7 @@ class PlainConnection(asyncio.Protocol):
         self._patience: asyncio.TimerHandle | None = None
         self._paused = False
         self._drained: asyncio.Future[None] | None = None
+        self._held = b""
 
     def finish(self) -> None:
         """Close it, now or after the request that runs."""
@@ -279,26 +283,33 @@ class PlainConnection(asyncio.Protocol):
             self._transport.write(head_bytes(answer.status, headers, len(body), keeps) + body)
             await self._written()
             return
+        alone: asyncio.TimerHandle | None = None
         try:
-            self._transport.write(head_bytes(answer.status, headers, None, keeps))
+            self._held = head_bytes(answer.status, headers, None, keeps)
+            alone = self._loop.call_later(HOLD_HEAD_S, self._let_go)
             declared, sent = _declared(headers), 0
             async for part in body:
                 if part:
                     sent += len(part)
                     if declared is not None and sent > declared:
                         break
-                    chunk = part if declared is not None else b"%x\r\n%b\r\n" % (len(part), part)
-                    self._transport.write(chunk)
+                    self._let_go(part if declared is not None else b"%x\r\n%b\r\n" % (len(part), part))
                     await self._written()
             if declared is not None and sent != declared:
                 raise ValueError(f"a body of {declared} bytes was declared, at least {sent} came")
-            if declared is None:
-                self._transport.write(b"0\r\n\r\n")
+            self._let_go(b"0\r\n\r\n" if declared is None else b"")
             await self._written()
         finally:
+            if alone is not None:
+                alone.cancel()
             close = getattr(body, "aclose", None)
             if close is not None:
                 await close()
+
+    def _let_go(self, part: bytes = b"") -> None:
+        held, self._held = self._held, b""
+        if data := held + part:
+            self._transport.write(data)
 
     async def _written(self) -> None:
         """Return when there is room for more. Raises TimeoutError for a client that does not read."""

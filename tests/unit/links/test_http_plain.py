@@ -221,6 +221,27 @@ async def test_a_stream_of_another_length_than_declared_ends_the_connection(
     assert b"next" not in answer
 
 
+async def test_the_head_of_a_stream_does_not_wait_for_a_late_part() -> None:
+    seen = asyncio.Event()
+
+    async def late(request: Request) -> Response:
+        async def made() -> AsyncIterator[bytes]:
+            await seen.wait()
+            yield b"late"
+
+        return Response(200, {}, made())
+
+    running = await serve([Route("POST", "/late", late)])
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    async with asyncio.timeout(5):
+        writer.write(_post("/late", b"", "Connection: close"))
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        seen.set()
+        assert await reader.read() == b"4\r\nlate\r\n0\r\n\r\n"
+    writer.close()
+    await running.close(grace_s=0.1)
+
+
 async def test_a_header_with_a_line_break_is_never_sent(server: RunningServer) -> None:
     assert b"set-cookie" not in await _said(server.port, _post("/broken", b""))
     with pytest.raises(ValueError, match="line break"):
