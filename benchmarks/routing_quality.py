@@ -4,7 +4,8 @@ RouteLLM's evaluation files give those flags for Mixtral-8x7B and GPT-4 on GSM8K
 length only). A route calibrated on one half, by subject, length and what the gateway's reader sees in a prompt, is
 judged on the other half: share of the cost saved against accuracy, beside random routes, each model alone, and the
 oracle that asks the large model only where it alone is right. The small model costs nothing; the large one by the words
-of the prompt, and by calls. Halves are drawn anew several times.
+of the prompt, and by calls. Halves are drawn anew several times. What the same inputs give when they are fitted on the
+judged half itself (`fitted_on_itself`, no route that could be had) says how much of a gap is theirs.
 
     python -m benchmarks.routing_quality --json quality.json [--traces DIR] [--quick]
 """
@@ -131,7 +132,7 @@ def curve(order: Floats, asked: Table, cost: Floats) -> Curve:
 
 
 def judged(data: Table, rng: np.random.Generator) -> dict[str, Curve]:
-    """One draw of halves: the calibrated route, a random one and the oracle, by words and by calls."""
+    """One draw of halves: the calibrated route, a random one, the oracle, what the inputs can give; by words, by calls."""
     mixed = rng.permutation(len(data.small))
     half = len(mixed) // 2
     fit, asked = data.part(mixed[:half].tolist()), data.part(mixed[half:].tolist())
@@ -143,6 +144,7 @@ def judged(data: Table, rng: np.random.Generator) -> dict[str, Curve]:
         "route": curve(found / asked.words, asked, asked.words),
         "random": curve(chance, asked, asked.words),
         "oracle": curve(true * 1e6 - asked.words, asked, asked.words),
+        "fitted_on_itself": curve(gains(asked, asked) / asked.words, asked, asked.words),
         "route_calls": curve(found, asked, calls),
         "random_calls": curve(chance, asked, calls),
     }
@@ -161,7 +163,7 @@ def measure(found: Sequence[Case], draws: int) -> tuple[dict[str, object], list[
         "saved_oracle": float(1.0 - data.words[(data.large > data.small)].sum() / data.words.sum()),
     }
     notes = []
-    for name in ("route", "random", "route_calls", "random_calls"):
+    for name in ("route", "fitted_on_itself", "random", "route_calls", "random_calls"):
         saved = [one[name].saved_within(LOSS) for one in drawn]
         lost = [100 * one[name].lost_at(SAVED) for one in drawn]
         keys[f"saved_at_1_point_{name}"] = float(np.median(saved))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,8 @@ from protocol.policy import LimitsPolicy, Policy
 from protocol.policy_privacy import PrivacyPolicy
 from protocol.text import Message
 
+EXACT = MemorySettings(cache="exact")
+
 
 class Records(NoAudit):
     """Keeps what is told."""
@@ -44,14 +46,12 @@ class Records(NoAudit):
 class House:
     """A text way over two fake engines, with a real cache and real conversations in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: MemorySettings = EXACT) -> None:
         self.folder = folder
         self.policy = Policy(privacy=PrivacyPolicy(local_only_labels={"data": ("secret",)}))
         self.records = Records()
         self.device, self.cloud = FakeTextEngine(answer_tokens=4), FakeTextEngine(answer_tokens=4)
-        self.memory = TextMemory(
-            MemorySettings(cache="exact"), folder, ModelStore(folder / "models", shipped_catalogue())
-        )
+        self.memory = TextMemory(settings, folder, ModelStore(folder / "models", shipped_catalogue()))
         targets = [
             Target("device", True, self.device, frozenset({"m"})),
             Target("cloud", False, self.cloud, frozenset({"m", "big"})),
@@ -121,6 +121,23 @@ async def test_a_conversation_that_cannot_be_read_is_refused_and_says_what_to_do
     assert (response.status, error["code"]) == (503, "over_capacity") and "conversation_id" in error["message"]
     assert str(house.folder) not in error["message"]
     assert text_of(await house.ask("what is my name?"))
+
+
+async def test_a_shared_database_that_is_away_costs_only_requests_that_need_it(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    pytest.importorskip("asyncpg")
+    url = f"postgresql://m:hush@127.0.0.1:{free_port()}/d"
+    house = House(tmp_path, MemorySettings(conversations_postgres=url))
+    await house.mount.start()
+    try:
+        refused = await house.ask("and now?", conversation_id="c")
+        assert isinstance(refused.body, bytes) and refused.status == 503 and int(refused.headers["retry-after"]) > 0
+        assert b"hush" not in refused.body and b"without conversation_id" in refused.body
+        assert text_of(await house.ask("and now?"))
+    finally:
+        await house.close()
+    assert not (tmp_path / "conversations.sqlite").exists()
 
 
 async def test_a_turn_that_cannot_be_kept_is_told_to_the_operator_only(
