@@ -23,6 +23,8 @@ PROMPTS = (
     "Our school has a garden where every class grows something. The first class",
 )
 
+Crossing = Literal["ids", "text", "other model"]
+CROSSINGS: tuple[Crossing, ...] = ("ids", "text", "other model")
 Victim = Literal["source", "target", "link"]
 PHASES: tuple[Phase, ...] = ("prepare", "extend", "cut-over", "after")
 VICTIMS: tuple[Victim, ...] = ("source", "target", "link")
@@ -34,7 +36,7 @@ class Pair:
 
     device: str
     cloud: str
-    crosses: Literal["ids", "text", "other model"]
+    crosses: Crossing
 
 
 def pairs(quick: bool) -> tuple[Pair, ...]:
@@ -65,6 +67,14 @@ class Plan:
     phase: Phase | None = None
     late_s: float = 0.0
     stall: tuple[float, float] | None = None
+    attempt: int = 0
+
+    def again(self) -> Plan:
+        """The same with another prompt, to move as early as it may: for an answer that ended before its move or kill.
+
+        The next prompt of all in turn, so that each attempt is another text.
+        """
+        return evolve(self, number=self.number + 3, min_tokens=4, attempt=self.attempt + 1)
 
     @property
     def prompt(self) -> str:

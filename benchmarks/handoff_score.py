@@ -1,7 +1,8 @@
 """What the handoff bench holds answers against: the law, the bytes of a handoff, and likelihood under a model.
 
 The law: the answer is the source's tokens below the cut and what the target generated from exactly that prefix; no
-token is lost, none is doubled.
+token is lost, none is doubled; each of the target's tokens lies within NATS of the best one of a one-shot pass over the
+same prefix.
 """
 
 from __future__ import annotations
@@ -9,20 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from benchmarks.handoff_plan import PROMPTS
 from benchmarks.handoff_stage import Batch, Generation
 from gateway.stops import Owned
 from protocol.handoff import Extend, encode
-from protocol.text import Token
+from protocol.text import Sampling, TextRequest, Token
 
 NATS = 0.25
-"""Kernels round differently by batch size and binding: a chosen token may lie this far below the best one of another
-pass over the same prefix, or as far as it does in answers that nobody moved. Where a one-shot pass says more than NATS,
-one is made in the target's own steps."""
+"""How far below the best token of a one-shot pass over the same prefix a token may lie."""
+
+SHOWN = 20
+"""Best tokens that an engine tells in its own pass; one that is none of them lies too far below."""
+
+MICRO_BATCH_TOKENS = 16
+"""llama.cpp's flash attention has one kernel for 64 rows and more and another one for fewer, as when it decodes. They
+round differently, by up to 0.3 nats on SmolLM2 Q4_1: a pass must use the one that the engines decode with."""
 
 
 @frozen
@@ -78,24 +84,45 @@ def _wrong_prefix(prefix: Sequence[Token], given: Sequence[Token]) -> bool:
 
 
 def text_bytes(batch: Batch) -> int:
-    """Bytes of the same batch in the same frame, as plain UTF-8 text."""
+    """Bytes of the frame that carries the same batch as plain UTF-8 text."""
     first = batch.tokens[0].index
-    frame = Extend(first, (Token(first, None, batch.text),))
-    size_bytes = len(encode(bytes(16), 1, frame))
-    # Beside a prompt, what the text adds to a frame that is there anyway.
-    return size_bytes if batch.alone else size_bytes - len(encode(bytes(16), 1, Extend(first, ())))
+    return batch.request_bytes + len(encode(bytes(16), 1, Extend(first, (Token(first, None, batch.text),))))
+
+
+@frozen
+class Suspect:
+    """A token that lies too far below the best one of the first pass: the engine that made it is asked itself.
+
+    ids: prompt and answer before it. nats: how far it lies below in the first pass.
+    """
+
+    actor: str
+    ids: tuple[int, ...]
+    token: int
+    data: bytes
+    nats: float
 
 
 @frozen
 class Scored:
-    """nll: mean nats per token. worst: how far below the best one the worst of the target's tokens lies, in nats."""
+    """nll: nats per token of the answer. nats: how far below the best one each of the later tokens lies."""
 
-    nll: float
-    worst: float
+    nll: tuple[float, ...]
+    nats: tuple[float, ...]
+    head: tuple[int, ...] = field(repr=False)
+
+    def suspects(self, actor: str, before: Sequence[int], after: Sequence[Token]) -> list[Suspect]:
+        """Those of the later tokens that lie further below than the law allows."""
+        ids = [token.id for token in after if token.id is not None]
+        return [
+            Suspect(actor, (*self.head, *before, *ids[:place]), ids[place], after[place].data, nats)
+            for place, nats in enumerate(self.nats)
+            if nats > NATS
+        ]
 
 
 class Oracle:
-    """One-shot passes of a model over whole texts, with the logits of every position."""
+    """One-shot passes of a model over whole texts, with the logits of every position, by llama-cpp-python."""
 
     def __init__(self, file: Path, context_tokens: int) -> None:
         import llama_cpp
@@ -104,9 +131,10 @@ class Oracle:
             str(file),
             n_ctx=context_tokens,
             n_batch=context_tokens,
-            n_ubatch=context_tokens,
+            n_ubatch=MICRO_BATCH_TOKENS,
             n_threads=1,
             n_threads_batch=2,
+            flash_attn=True,
             logits_all=True,
             verbose=False,
         )
@@ -120,7 +148,7 @@ class Oracle:
         return list(self._model.tokenize(text, add_bos=prompt, special=prompt))
 
     def score(self, prompt: str, before: Sequence[int], after: Sequence[int]) -> Scored:
-        """`before` + `after` behind the prompt; `worst` looks at `after` alone."""
+        """`before` + `after` behind the prompt; `nats` are of `after` alone."""
         import numpy as np
 
         head = self.ids(prompt.encode(), prompt=True)
@@ -131,47 +159,62 @@ class Oracle:
         best = rows.max(axis=1)
         chosen = rows[np.arange(len(answer)), answer]
         totals = best + np.log(np.exp(rows - best[:, None]).sum(axis=1, dtype=np.float64))
-        worst = float((best - chosen)[len(before) :].max(initial=0.0))
-        if worst > NATS:
-            worst = self._worst_in_steps([*head, *before], after)
-        return Scored(float(np.mean(totals - chosen)), worst)
-
-    def _worst_in_steps(self, prefix: Sequence[int], after: Sequence[int]) -> float:
-        """The prefix in one batch, then a token at a time, as the target decoded."""
-        self._model.reset()
-        self._model.eval(list(prefix))
-        worst = 0.0
-        for one in after:
-            row = self._model.scores[self._model.n_tokens - 1]
-            worst = max(worst, float(row.max() - row[one]))
-            self._model.eval([one])
-        return worst
+        nats = (best - chosen)[len(before) :]
+        return Scored(tuple((totals - chosen).tolist()), tuple(nats.tolist()), tuple(head))
 
 
 class Own:
-    """A model's own answers, which nobody moved: by which engine, to which prompt, as token ids.
+    """A model's own answers, which nobody moved: by which engine, to which prompt, as tokens.
 
-    limit: how far below the best one a token may lie; what the worst of its own answers does, and half as much again.
+    suspects: tokens that lie too far below. nats: how far the worst of the others lies below, by engine.
     """
 
-    def __init__(self, oracle: Oracle, model: str, answers: Mapping[tuple[str, int], Sequence[int]]) -> None:
+    def __init__(self, oracle: Oracle, model: str, answers: Mapping[tuple[str, int], Sequence[Token]]) -> None:
         self.oracle, self.model = oracle, model
-        self.worst = 0.0
-        self._answers = {key: ids for key, ids in answers.items() if key[0].endswith(f":{model}") and ids}
-        scored = [oracle.score(PROMPTS[number], [], ids) for (_, number), ids in self._answers.items()]
-        self.limit = max(NATS, 1.5 * max((one.worst for one in scored), default=0.0))
-        self._nll: dict[tuple[str, int, int], float] = {}
+        self.suspects: list[Suspect] = []
+        self.nats: dict[str, float] = {}
+        self._nll: dict[tuple[str, int], tuple[float, ...]] = {}
+        for (actor, number), tokens in answers.items():
+            ids = [token.id for token in tokens if token.id is not None]
+            if not actor.endswith(f":{model}") or not ids:
+                continue
+            scored = oracle.score(PROMPTS[number], [], ids)
+            self.suspects += scored.suspects(actor, [], tokens)
+            within = [nats for nats in scored.nats if nats <= NATS]
+            self.nats[actor] = max([self.nats.get(actor, 0.0), *within])
+            self._nll[actor, number] = scored.nll
 
-    def nll(self, number: int, tokens: int) -> float | None:
-        """Mean nats per token over the first `tokens` tokens of its answers to a prompt, of all engines that run it."""
-        found = [self._one(key, tokens) for key in self._answers if key[1] == number]
-        return fmean(found) if found else None
+    def nll(self, number: int, first: int, end: int) -> float | None:
+        """Mean nats of tokens [first, end) of the answers to a prompt, of all engines that run the model.
 
-    def _one(self, key: tuple[str, int], tokens: int) -> float:
-        if (*key, tokens) not in self._nll:
-            ids = self._answers[key][:tokens]
-            self._nll[*key, tokens] = self.oracle.score(PROMPTS[key[1]], [], ids).nll
-        return self._nll[*key, tokens]
+        At the same places, since later tokens are likelier. None where no answer is that long.
+        """
+        parts = [nll[first:end] for (_, one), nll in self._nll.items() if one == number and len(nll) > first]
+        return fmean(fmean(part) for part in parts) if parts else None
+
+
+class Asked(Protocol):
+    """An engine with the name of its model."""
+
+    model: str
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Any:
+        """As of TextEngine."""
+
+
+async def own_pass(actor: Asked, suspect: Suspect) -> float:
+    """How far the token lies below the best one when its engine itself reads the same prefix in one go."""
+    sampling = Sampling(max_tokens=1, logprobs=SHOWN)
+    continuation = await actor.prepare(TextRequest(actor.model, suspect.ids, sampling), 30.0)
+    try:
+        best = await anext(continuation.start(0, 2))
+    finally:
+        await continuation.close()
+    if best.id == suspect.token:
+        return 0.0
+    found = [logprob for data, logprob in best.alternatives if data == suspect.data]
+    tops = [logprob for _, logprob in best.alternatives]
+    return max(tops) - max(found) if found else float("inf")
 
 
 def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> float | None:

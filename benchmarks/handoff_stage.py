@@ -213,14 +213,14 @@ class _WatchedContinuation:
 
 @frozen
 class Batch:
-    """Tokens of an answer that went to a target in one frame: their text, and the bytes that they took.
+    """Tokens of an answer that went to a target in one frame: their text, and the bytes of the frame.
 
-    alone: in a frame of their own, whose header then counts; otherwise they came with the prompt.
+    request_bytes: what of them is the request that came with them (prompt, sampling), 0 for an extension.
     """
 
     tokens: tuple[Token, ...]
-    size_bytes: int
-    alone: bool
+    frame_bytes: int
+    request_bytes: int = 0
     text: bytes = b""
 
 
@@ -234,11 +234,11 @@ class _Counted:
     async def send(self, frame: bytes) -> None:
         decoded = decode(frame).frame
         if isinstance(decoded, Extend):
-            self._batches.append(Batch(decoded.tokens, len(frame), alone=True))
+            self._batches.append(Batch(decoded.tokens, len(frame)))
         elif isinstance(decoded, Prepare) and decoded.request.prefix:
             bare = evolve(decoded, request=evolve(decoded.request, prefix=()))
-            added_bytes = len(frame) - len(encode(bytes(16), 1, bare))
-            self._batches.append(Batch(decoded.request.prefix, added_bytes, alone=False))
+            request_bytes = len(encode(bytes(16), 1, bare)) - len(encode(bytes(16), 1, Extend(0, ())))
+            self._batches.append(Batch(decoded.request.prefix, len(frame), request_bytes))
         await self._inner.send(frame)
 
 

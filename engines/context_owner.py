@@ -78,7 +78,6 @@ class ContextOwner:
 
     def __init__(self, load: Load, *, name: str, slots: int) -> None:
         self._load = load
-        self._name = name
         self._model: DecodingModel | None = None
         self._change = threading.Condition()
         self._jobs: deque[tuple[Job, Done]] = deque()
@@ -87,6 +86,7 @@ class ContextOwner:
         self._in_batch: list[Generation] = []
         self._caches: dict[int, list[int]] = {slot: [] for slot in range(slots)}
         self._closed = False
+        self._why: MidstreamError = EngineError(f"the engine of {name} was closed")
         self._thread = threading.Thread(target=self._live, name="context-owner", daemon=True)
         self._thread.start()
 
@@ -94,7 +94,7 @@ class ContextOwner:
         """Run `job` between batches; `done(result, error)` on the owner's thread."""
         with self._change:
             if self._closed:
-                done(None, EngineError(f"the engine of {self._name} was closed"))
+                done(None, self._why)
                 return
             self._jobs.append((job, done))
             self._change.notify()
@@ -103,7 +103,7 @@ class ContextOwner:
         """Schedule a new sequence; the caller keeps their number within the slots."""
         with self._change:
             if self._closed:
-                sequence.on_failed(EngineError(f"the engine of {self._name} was closed"))
+                sequence.on_failed(self._why)
                 return
             self._arriving.append(sequence)
             self._change.notify()
@@ -157,7 +157,7 @@ class ContextOwner:
                 self._step(model)
         finally:
             self._model = None
-            self._refuse_all(EngineError(f"the engine of {self._name} was closed"))
+            self._refuse_all(self._why)
             model.close()
 
     def _wait(self) -> bool:
@@ -172,7 +172,7 @@ class ContextOwner:
     def _refuse_all(self, err: MidstreamError) -> None:
         """Answer everybody, now and from now on."""
         with self._change:
-            self._closed = True
+            self._closed, self._why = True, err
             waiting, jobs = [*self._running, *self._arriving], list(self._jobs)
             self._running, self._arriving = [], deque()
             self._jobs.clear()

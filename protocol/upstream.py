@@ -232,9 +232,15 @@ def count_of(raw: Any) -> int:
 # Errors.
 
 _OVERFLOW = re.compile(
-    r"maximum context length|context length exceeded|context_length|too many (input )?tokens|prompt is too long"
+    r"maximum (context|model) length|context length exceeded|context_length|too many (input )?tokens|prompt is too long"
     r"|exceeds the (available )?context|input token count .* exceeds|range of input length"
     r"|exceed(s|ed)? .*(context|max(imum)? (input|prompt))",
+    re.IGNORECASE,
+)
+_CONTEXT_SAYS = re.compile(r"maximum (?:context|model) length (?:is|of) (\d{1,9})\b", re.IGNORECASE)
+_PROMPT_SAYS = re.compile(
+    r"prompt contains (?:at least )?(\d{1,9})\b|resulted in (\d{1,9})\b|\((\d{1,9}) in the (?:messages|prompt)"
+    r"|prompt \(length (\d{1,9})\)",
     re.IGNORECASE,
 )
 _BUSY_KINDS = frozenset(
@@ -300,6 +306,10 @@ def _overflow(fields: Mapping[str, Any], text: str) -> ContextOverflow:
         # vLLM and vendors say it in words only: "maximum context length is 8192 tokens. However, you requested 9000"
         numbers = [int(digits) for digits in re.findall(r"\b\d{1,9}\b", text)]
         context, prompt = (min(numbers), max(numbers)) if len(numbers) > 1 else (0, 0)
+        # ... some with the length of the answer among the numbers, which is less than either.
+        said, read = _CONTEXT_SAYS.search(text), _PROMPT_SAYS.search(text)
+        context = int(said[1]) if said else context
+        prompt = int(next(digits for digits in read.groups() if digits)) if read else prompt
     return ContextOverflow(prompt_tokens=prompt, context_tokens=context)
 
 

@@ -98,7 +98,7 @@ class VllmServer:
         usage["total_tokens"] = sum(usage.values())
         if not body.get("stream"):
             said = str(body["messages"][-1]["content"]) if self.flavour == "prefills" else ""
-            message = {"role": "assistant", "content": said + "".join(words), "tool_calls": []}
+            message = {"role": "assistant", "content": said + "".join(words)}
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish, "stop_reason": None}
             whole = {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], "usage": usage}
             return Response(200, _JSON, json.dumps(whole).encode())

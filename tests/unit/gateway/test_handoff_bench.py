@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
+from pathlib import Path
 
-from attrs import evolve
+import pytest
+from attrs import define, evolve, field
 
-from benchmarks.handoff_plan import PHASES, VICTIMS, plans
-from benchmarks.handoff_score import judge, text_bytes
-from benchmarks.handoff_stage import Batch, Generation
+from benchmarks.handoff_law import Law
+from benchmarks.handoff_plan import PHASES, PROMPTS, VICTIMS, Crossing, Plan, plans
+from benchmarks.handoff_report import Likelihood, Outcome, answer_keys
+from benchmarks.handoff_score import Judged, Scored, Suspect, judge, own_pass, text_bytes
+from benchmarks.handoff_stage import Actor, Batch, Generation
+from gateway.pacing import DeliveryMeter
 from gateway.stops import Owned
 from protocol.handoff import Extend, encode
-from protocol.text import Token
+from protocol.text import TextRequest, Token
 
 
 def tokens(first: int, *ids: int) -> list[Token]:
@@ -26,6 +32,37 @@ SOURCE = tokens(0, 1, 2, 3, 4, 5)
 TARGET = tokens(3, 14, 15, 16)
 ANSWER = owned("device", SOURCE[:3]) + owned("cloud", TARGET)
 BY_SIDE = {"device": [Generation([], SOURCE)], "cloud": [Generation(SOURCE[:3], TARGET)]}
+
+
+@define
+class Scripted:
+    """An engine that answers everything with one token."""
+
+    token: Token
+    model: str = "m"
+    requests: list[TextRequest] = field(factory=list)
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Scripted:
+        self.requests.append(request)
+        return self
+
+    async def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
+        yield self.token
+
+    async def close(self) -> None:
+        return
+
+
+def plan_of(crosses: Crossing) -> Plan:
+    return next(plan for plan in plans(False, random.Random(1)) if plan.pair.crosses == crosses and plan.moves)
+
+
+def moved(
+    plan: Plan, batches: list[Batch] | None = None, whole: Likelihood | None = None, rest: Likelihood | None = None
+) -> Outcome:
+    plan = evolve(plan, victim=None, phase=None)
+    meter = DeliveryMeter(1.0)
+    return Outcome(plan, 1.0, [], meter, Judged(0, 0, ()), True, batches=batches or [], whole=whole, rest=rest)
 
 
 def violations(answer: list[Owned], by_side: dict[str, list[Generation]]) -> int:
@@ -60,11 +97,69 @@ def test_each_way_of_breaking_the_law_is_seen() -> None:
 
 
 def test_bytes_are_compared_in_the_same_frame() -> None:
-    batch = Batch(tuple(SOURCE), 0, True, b"".join(token.data for token in SOURCE))
-    assert text_bytes(batch) == 22 + 3 + 1 + len(batch.text)
-    assert text_bytes(evolve(batch, alone=False)) == 1 + len(batch.text)
     alone = tuple(evolve(token, data=b"") for token in SOURCE)
-    assert len(encode(bytes(16), 1, Extend(0, alone))) == 22 + 3 + len(alone)
+    text = b"".join(token.data for token in SOURCE)
+    batch = Batch(alone, len(encode(bytes(16), 1, Extend(0, alone))), text=text)
+    assert batch.frame_bytes == 22 + 3 + len(alone)
+    assert text_bytes(batch) == 22 + 3 + 1 + len(text)
+    with_prompt = evolve(batch, frame_bytes=batch.frame_bytes + 300, request_bytes=300)
+    assert text_bytes(with_prompt) == 300 + text_bytes(batch)
+    outcome = moved(plan_of("ids"), [batch, with_prompt])
+    keys = answer_keys([outcome])
+    assert keys["id_bytes_ratio"] == pytest.approx(batch.frame_bytes / text_bytes(batch))
+    assert keys["id_bytes_ratio_whole_frames"] == pytest.approx(
+        (2 * batch.frame_bytes + 300) / (2 * text_bytes(batch) + 300)
+    )
+
+
+def test_likelihood_is_told_of_all_pairs_and_of_each() -> None:
+    own = moved(plan_of("ids"), whole=Likelihood(1.0, 1.0), rest=Likelihood(1.0, 1.0))
+    other = moved(plan_of("other model"), whole=Likelihood(3.0, 1.0), rest=Likelihood(1.2, 1.0))
+    keys = answer_keys([own, other])
+    assert (keys["nll_ratio"], keys["nll_ratio_whole"]) == (1.1, 2.0)
+    assert keys["nll_ratio_by_pair"] == {"ids": 1.0, "text": None, "other model": 1.2}
+
+
+def test_a_token_too_far_below_in_both_passes_breaks_the_law_and_one_that_rounding_explains_does_not() -> None:
+    pair = plan_of("ids").pair
+    actors = {name: Actor("llama_cpp", name.split(":")[1], Path("model.gguf")) for name in (pair.device, pair.cloud)}
+    law, outcome = Law(actors, {}), moved(plan_of("ids"))
+    suspect = Suspect(pair.cloud, (1, 2), 3, b"t3 ", 0.4)
+    law.settle(outcome, suspect, 0.1)
+    law.settle(None, suspect, 0.3)
+    assert outcome.judged.violations == () and law.keys()["own_over"] == 1
+    law.settle(outcome, suspect, 0.3)
+    assert len(outcome.judged.violations) == 1 and pair.cloud in outcome.judged.violations[0]
+    assert law.keys()["nats_worst"] == {pair.cloud: 0.3}
+
+
+def test_only_tokens_beyond_the_laws_distance_are_asked_about() -> None:
+    scored = Scored(nll=(1.0,) * 4, nats=(0.1, 0.26, 0.25), head=(7, 8))
+    found = scored.suspects("llama_cpp:m", [1], TARGET)
+    assert found == [Suspect("llama_cpp:m", (7, 8, 1, 14), 15, b"t15 ", 0.26)]
+
+
+async def test_the_engine_itself_tells_how_far_below_its_best_a_token_lies() -> None:
+    """Asked with the ids of the prefix, as a prompt that is read in one go."""
+    best = Token(0, 5, b"five", logprob=-0.5, alternatives=((b"five", -0.5), (b"six", -0.7), (b"six", -3.0)))
+    engine = Scripted(best)
+    assert await own_pass(engine, Suspect("a", (1, 2), 5, b"five", 0.3)) == 0.0
+    assert await own_pass(engine, Suspect("a", (1, 2), 6, b"six", 0.3)) == pytest.approx(0.2)
+    assert await own_pass(engine, Suspect("a", (1, 2), 9, b"nine", 0.3)) == float("inf")
+    assert [request.prompt for request in engine.requests] == [(1, 2)] * 3
+
+
+def test_an_answer_that_ended_early_is_made_again_with_each_other_prompt() -> None:
+    plan = plan_of("ids")
+    attempts = [plan]
+    for _ in PROMPTS[1:]:
+        attempts.append(attempts[-1].again())
+    assert {attempt.prompt for attempt in attempts} == set(PROMPTS)
+    assert [attempt.attempt for attempt in attempts] == list(range(len(PROMPTS)))
+    assert {(one.pair, one.to_cloud, one.rtt_s, one.victim, one.phase) for one in attempts} == {
+        (plan.pair, plan.to_cloud, plan.rtt_s, plan.victim, plan.phase)
+    }
+    assert not evolve(moved(plan), moved=False).done and moved(plan).done
 
 
 def test_the_whole_bench_kills_everybody_in_every_phase_and_moves_both_ways() -> None:

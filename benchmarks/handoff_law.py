@@ -1,0 +1,154 @@
+"""The law in numbers, over all answers of the handoff bench: first one pass for all, then the engines themselves.
+
+A one-shot pass by one build of llama.cpp judges what several builds made; each rounds in its own way. So a token that
+lies too far below the best one there goes to the engine that made it, freshly started, which reads the same prefix in
+one go. Answers that nobody moved are measured alike: they tell what rounding alone does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attrs import evolve
+
+from benchmarks.handoff_plan import PROMPTS
+from benchmarks.handoff_report import Likelihood, Outcome
+from benchmarks.handoff_score import NATS, Oracle, Own, Scored, Suspect, own_pass
+from benchmarks.handoff_stage import CONTEXT_TOKENS, Actor
+from protocol.text import Token
+
+ORACLE_S = 4.0
+"""Less than this is too little to load a model and score with it."""
+
+OWN_PASSES_SHARE = 0.25
+"""Of the time for scoring, kept for the engines' own passes; each takes some 50 ms on a quiet machine."""
+
+
+class Law:
+    """Scores answers in `score`, then asks engines in `ask`.
+
+    Args:
+        actors: by name.
+        own: answers that nobody moved, by actor and number of the prompt.
+    """
+
+    def __init__(self, actors: Mapping[str, Actor], own: Mapping[tuple[str, int], Sequence[Token]]) -> None:
+        self.notes: list[str] = []
+        self.complete = True
+        self._actors, self._own = actors, own
+        self._suspects: list[tuple[Outcome | None, Suspect]] = []
+        self._worst: dict[bool, dict[str, float]] = {True: {}, False: {}}
+        self._own_over = 0
+
+    def keys(self) -> dict[str, object]:
+        """Worst distances in nats by engine and model, and how often somebody was asked twice."""
+        return {
+            "over_in_first_pass": sum(outcome is not None for outcome, _ in self._suspects),
+            "own_over_in_first_pass": sum(outcome is None for outcome, _ in self._suspects),
+            "own_over": self._own_over,
+            "nats_worst": {name: round(nats, 3) for name, nats in sorted(self._worst[True].items())},
+            "nats_worst_own": {name: round(nats, 3) for name, nats in sorted(self._worst[False].items())},
+        }
+
+    def score(self, outcomes: Sequence[Outcome], files: Mapping[str, Path], end_s: float) -> None:
+        """Likelihoods of all answers, and the tokens that are to be asked about; blocks."""
+        end_s -= OWN_PASSES_SHARE * max(0.0, end_s - time.monotonic())
+        for model, file in files.items():
+            if end_s - time.monotonic() < ORACLE_S:
+                self._cut_short(f"there was no time to score what {model} made")
+                continue
+            oracle = Oracle(file, CONTEXT_TOKENS // 2)
+            try:
+                self._score_model(Own(oracle, model, self._own), outcomes, end_s)
+            finally:
+                oracle.close()
+
+    async def ask(self, end_s: float) -> None:
+        """Put what lies too far below before the engines themselves, each in a new process: nothing is cached."""
+        for name in sorted({suspect.actor for _, suspect in self._suspects}):
+            actor = self._actors[name]
+            actor.kill()
+            await actor.revive()
+            for outcome, suspect in self._suspects:
+                if suspect.actor != name:
+                    continue
+                if time.monotonic() > end_s:
+                    self._cut_short(f"there was no time to ask {name} about all tokens; the first pass counts")
+                in_time = time.monotonic() <= end_s
+                self.settle(outcome, suspect, await own_pass(actor, suspect) if in_time else suspect.nats)
+
+    def _cut_short(self, note: str) -> None:
+        self.complete = False
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _score_model(self, own: Own, outcomes: Sequence[Outcome], end_s: float) -> None:
+        self._suspects += [(None, suspect) for suspect in own.suspects]
+        for name, nats in own.nats.items():
+            self._seen(None, name, nats)
+        for outcome in outcomes:
+            if time.monotonic() > end_s:
+                self._cut_short("the time was over before all answers were scored")
+                return
+            actor = self._last_actor(outcome)
+            if actor.model == own.model and any(one.token.data for one in outcome.owned):
+                self._score_one(own, outcome, actor)
+
+    def _last_actor(self, outcome: Outcome) -> Actor:
+        """Who made the end of an answer."""
+        pair = outcome.plan.pair
+        side = outcome.owned[-1].side if outcome.owned else "device"
+        return self._actors[pair.device if side == "device" else pair.cloud]
+
+    def _score_one(self, own: Own, outcome: Outcome, actor: Actor) -> None:
+        tokens, side = [o.token for o in outcome.owned if o.token.data], outcome.owned[-1].side
+        at = max((n + 1 for n, o in enumerate(outcome.owned) if o.side != side), default=0)
+        before, after = _before(own.oracle, outcome, tokens[:at]), tokens[at:]
+        scored = own.oracle.score(outcome.plan.prompt, before, [t.id for t in after if t.id is not None])
+        subject = outcome if at else None
+        self._suspects += [(subject, suspect) for suspect in scored.suspects(actor.name, before, after)]
+        self._seen(subject, actor.name, max((nats for nats in scored.nats if nats <= NATS), default=0.0))
+        if outcome.clean and outcome.moved and after:
+            _compare(own, outcome, scored, len(before))
+
+    def settle(self, outcome: Outcome | None, suspect: Suspect, nats: float) -> None:
+        """What the engine itself says of a token; without an outcome it is of an answer that nobody moved."""
+        self._seen(outcome, suspect.actor, nats)
+        if nats <= NATS:
+            return
+        wrong = (
+            f"a token of {suspect.actor} lies {nats:.2f} nats below its own best one (first pass: {suspect.nats:.2f})"
+        )
+        if outcome is None:
+            self._own_over += 1
+            self.notes.append(f"in an answer that nobody moved {wrong}")
+        else:
+            outcome.judged = evolve(outcome.judged, violations=(*outcome.judged.violations, wrong))
+
+    def _seen(self, outcome: Outcome | None, actor: str, nats: float) -> None:
+        worst = self._worst[outcome is not None]
+        worst[actor] = max(worst.get(actor, 0.0), nats)
+
+
+def _before(oracle: Oracle, outcome: Outcome, tokens: Sequence[Token]) -> list[int]:
+    """The answer before the last seam in the target's ids."""
+    if outcome.plan.pair.crosses == "ids":
+        return [token.id for token in tokens if token.id is not None]
+    return oracle.ids(b"".join(token.data for token in tokens)) if tokens else []
+
+
+def _compare(own: Own, outcome: Outcome, scored: Scored, at: int) -> None:
+    """How likely a stitched answer and its end are, beside the target's own answers."""
+    number, size = outcome.plan.number % len(PROMPTS), len(scored.nll)
+    for first in (0, at):
+        own_nll = own.nll(number, first, size)
+        if own_nll is None:
+            continue
+        part = scored.nll[first:]
+        likelihood = Likelihood(sum(part) / len(part), own_nll)
+        if first:
+            outcome.rest = likelihood
+        else:
+            outcome.whole = likelihood
