@@ -132,7 +132,7 @@ def curve(order: Floats, asked: Table, cost: Floats) -> Curve:
 
 
 def judged(data: Table, rng: np.random.Generator) -> dict[str, Curve]:
-    """One draw of halves: the calibrated route, a random one, the oracle, what the inputs can give; by words, by calls."""
+    """One draw of halves: calibrated and random routes, the oracle, what the inputs can give; by words and by calls."""
     mixed = rng.permutation(len(data.small))
     half = len(mixed) // 2
     fit, asked = data.part(mixed[:half].tolist()), data.part(mixed[half:].tolist())
