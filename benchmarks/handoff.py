@@ -118,7 +118,7 @@ class Bench:
         """Decode rate of each actor, and its own answers to all prompts."""
         for actor in self.stage.actors.values():
             for number, prompt in enumerate(PROMPTS[:2] if self.quick else PROMPTS):
-                tokens, rate = await actor.run(prompt, 64)
+                tokens, rate = await actor.run(prompt, 32 if self.quick else 64)
                 actor.tokens_per_s = rate
                 self.own[actor.name, number] = [t for t in tokens if t.data and t.id is not None]
         await self.measure_again()

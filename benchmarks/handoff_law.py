@@ -92,6 +92,8 @@ class Law:
             if time.monotonic() > end_s:
                 self._cut_short("the time was over before all answers were scored")
                 return
+            if not (outcome.moved or outcome.lost_sides):
+                continue  # one engine made it, as it makes the answers of `own`
             actor = self._last_actor(outcome)
             if actor.model == own.model and any(one.token.data for one in outcome.owned):
                 self._score_one(own, outcome, actor)
@@ -107,9 +109,8 @@ class Law:
         at = max((n + 1 for n, o in enumerate(outcome.owned) if o.side != side), default=0)
         before, after = _before(own.oracle, outcome, tokens[:at]), tokens[at:]
         scored = own.oracle.score(outcome.plan.prompt, before, [t.id for t in after if t.id is not None])
-        subject = outcome if at else None
-        self._suspects += [(subject, suspect) for suspect in scored.suspects(actor.name, before, after)]
-        self._seen(subject, actor.name, max((nats for nats in scored.nats if nats <= NATS), default=0.0))
+        self._suspects += [(outcome, suspect) for suspect in scored.suspects(actor.name, before, after)]
+        self._seen(outcome, actor.name, max((nats for nats in scored.nats if nats <= NATS), default=0.0))
         if outcome.clean and outcome.moved and after:
             _compare(own, outcome, scored, len(before))
 

@@ -81,6 +81,7 @@ def answer_keys(outcomes: Sequence[Outcome]) -> dict[str, object]:
         "tbt_p99_ratio": percentile(gaps, 0.99) / percentile(alone_gaps, 0.99) if gaps and alone_gaps else None,
         "id_bytes_ratio": _bytes_ratio(id_batches, lambda b: b.request_bytes),
         "id_bytes_ratio_whole_frames": _bytes_ratio(id_batches, lambda _: 0),
+        "tokens_per_id_frame": fmean(len(b.tokens) for b in id_batches) if id_batches else None,
         **_nll_ratios(moved),
         "migrations_clean": len(moved),
         "kills": len(killed),
