@@ -72,9 +72,11 @@ class Plan:
     def again(self) -> Plan:
         """The same with another prompt, to move as early as it may: for an answer that ended before its move or kill.
 
-        The next prompt of all in turn, so that each attempt is another text.
+        The next prompt of all in turn, so that each attempt is another text. After three attempts the link no longer
+        stalls: on a fast machine an answer of 64 tokens is over within some stalls, whatever its text.
         """
-        return evolve(self, number=self.number + 3, min_tokens=4, attempt=self.attempt + 1)
+        stall = self.stall if self.attempt < 2 else None
+        return evolve(self, number=self.number + 3, min_tokens=4, attempt=self.attempt + 1, stall=stall)
 
     @property
     def prompt(self) -> str:

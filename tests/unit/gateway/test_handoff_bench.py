@@ -150,12 +150,13 @@ async def test_the_engine_itself_tells_how_far_below_its_best_a_token_lies() -> 
 
 
 def test_an_answer_that_ended_early_is_made_again_with_each_other_prompt() -> None:
-    plan = plan_of("ids")
+    plan = evolve(plan_of("ids"), stall=(0.1, 0.2))
     attempts = [plan]
     for _ in PROMPTS[1:]:
         attempts.append(attempts[-1].again())
     assert {attempt.prompt for attempt in attempts} == set(PROMPTS)
     assert [attempt.attempt for attempt in attempts] == list(range(len(PROMPTS)))
+    assert [attempt.stall is not None for attempt in attempts] == [True] * 3 + [False] * (len(PROMPTS) - 3)
     assert {(one.pair, one.to_cloud, one.rtt_s, one.victim, one.phase) for one in attempts} == {
         (plan.pair, plan.to_cloud, plan.rtt_s, plan.victim, plan.phase)
     }
