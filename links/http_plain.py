@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -78,14 +78,17 @@ def head_of(data: bytes) -> Head | None:
 def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, keeps: bool) -> bytes:
     """The head of an answer. size_bytes: None for a body in chunks, unless a header already says its length.
 
-    Raises ValueError for a line break in a header.
+    Raises ValueError for a line break or a NUL in a header.
     """
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
+    typed = False
     for name, value in headers.items():
-        if size_bytes is None or name.lower() != "content-length":
+        low = name.lower()
+        typed = typed or low == "content-type"
+        if size_bytes is None or low != "content-length":
             lines.append(f"{name}: {value}")
     if status not in _NO_BODY:
-        if "content-type" not in headers:
+        if not typed:
             lines.append("content-type: application/octet-stream")
         if size_bytes is not None:
             lines.append(f"content-length: {size_bytes}")
@@ -94,7 +97,7 @@ def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, 
     if not keeps:
         lines.append("connection: close")
     text = "\r\n".join(lines)
-    if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
+    if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1 or "\0" in text:
         raise ValueError("a header of an answer holds a line break")
     return (text + "\r\n\r\n").encode("utf-8", "replace")
 
@@ -194,6 +197,9 @@ class PlainConnection(asyncio.Protocol):
         self._transport = transport
         owner = self._owner
         owner.open.add(self)
+        if owner.closing:
+            self._transport.abort()
+            return
         if owner.too_many:
             self._transport.write(_TOO_MANY)
             self._transport.close()
@@ -203,11 +209,14 @@ class PlainConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
+        self._held = b""
         if self.running is not None:
             self.running.cancel()
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # over TLS data still comes while the connection is closed: no request is begun then
         self._buffer = self._buffer + data if self._buffer else data
         if self.running is None:
             self._next()
@@ -255,7 +264,10 @@ class PlainConnection(asyncio.Protocol):
 
     def _give_on(self) -> None:
         """From here on the connection is the full server's."""
+        if self._transport.is_closing():
+            return
         self._leave()
+        self._read_on()
         full = self._owner.full()
         self._transport.set_protocol(full)
         full.connection_made(self._transport)
@@ -263,31 +275,44 @@ class PlainConnection(asyncio.Protocol):
 
     async def _run(self, request: Request, keeps: bool) -> None:
         owner, began_s = self._owner, time.monotonic()
-        answer = await owner.front.answer(request)
-        took_ms = 1000 * (time.monotonic() - began_s)
-        headers = {"server": "midstream", "date": owner.dates.now(), **answer.headers}
-        headers["server-timing"] = f"app;dur={took_ms:.3f}"
-        keeps = keeps and not owner.closing and answer.status not in CLOSING_STATUSES
         try:
+            answer = await owner.front.answer(request)
+            took_ms = 1000 * (time.monotonic() - began_s)
+            headers = {"server": "midstream", "date": owner.dates.now(), **answer.headers}
+            headers["server-timing"] = f"app;dur={took_ms:.3f}"
+            keeps = keeps and not owner.closing and answer.status not in CLOSING_STATUSES
             await self._send(answer, headers, keeps)
         except (ConnectionError, TimeoutError):
             self._transport.abort()  # the client left or stopped reading: there is nobody to tell
         except Exception:
             log.exception("answer to %s %s failed", request.method, request.path)
             self._transport.abort()
+        except BaseException:
+            self._transport.abort()  # cancelled, perhaps by the handler's own doing: no client waits for ever
+            raise
         self._ended(keeps)
 
     async def _send(self, answer: Response, headers: Mapping[str, str], keeps: bool) -> None:
         body = answer.body
         if isinstance(body, bytes):
-            self._transport.write(head_bytes(answer.status, headers, len(body), keeps) + body)
+            head = head_bytes(answer.status, headers, len(body), keeps)
+            self._transport.write(head if answer.status in _NO_BODY else head + body)
             await self._written()
             return
-        alone: asyncio.TimerHandle | None = None
         try:
-            self._held = head_bytes(answer.status, headers, None, keeps)
-            alone = self._loop.call_later(HOLD_HEAD_S, self._let_go)
-            declared, sent = _declared(headers), 0
+            if answer.status in _NO_BODY:
+                self._transport.write(head_bytes(answer.status, headers, 0, keeps))
+            else:
+                await self._stream(body, head_bytes(answer.status, headers, None, keeps), _declared(headers))
+        finally:
+            close = getattr(body, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _stream(self, body: AsyncIterator[bytes], head: bytes, declared: int | None) -> None:
+        self._held, sent = head, 0
+        alone = self._loop.call_later(HOLD_HEAD_S, self._let_go)
+        try:
             async for part in body:
                 if part:
                     sent += len(part)
@@ -300,11 +325,7 @@ class PlainConnection(asyncio.Protocol):
             self._let_go(b"0\r\n\r\n" if declared is None else b"")
             await self._written()
         finally:
-            if alone is not None:
-                alone.cancel()
-            close = getattr(body, "aclose", None)
-            if close is not None:
-                await close()
+            alone.cancel()
 
     def _let_go(self, part: bytes = b"") -> None:
         held, self._held = self._held, b""
@@ -312,22 +333,30 @@ class PlainConnection(asyncio.Protocol):
             self._transport.write(data)
 
     async def _written(self) -> None:
-        """Return when there is room for more. Raises TimeoutError for a client that does not read."""
-        if self._drained is not None:
-            async with asyncio.timeout(self._owner.front.limits.write_s):
-                await self._drained
+        """Return when there is room for more. Raises TimeoutError for a client that does not read, however little."""
+        while (drained := self._drained) is not None:
+            left_bytes = self._transport.get_write_buffer_size()
+            done, _ = await asyncio.wait([drained], timeout=self._owner.front.limits.write_s)
+            if not done and self._transport.get_write_buffer_size() >= left_bytes:
+                raise TimeoutError
 
     def _ended(self, keeps: bool) -> None:
         self.running = None
         self._idle_since_s = self._loop.time()
+        if self._transport.is_closing():
+            return
         if not keeps or self._owner.closing:
             self._transport.close()
             return
-        if self._paused:
-            self._paused = False
-            self._transport.resume_reading()
         if self._buffer:
             self._next()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Unless requests enough wait for the end of the one that runs."""
+        if self._paused and (self.running is None or len(self._buffer) <= MAX_PLAIN_BYTES):
+            self._paused = False
+            self._transport.resume_reading()
 
     # Time.
 
@@ -337,10 +366,12 @@ class PlainConnection(asyncio.Protocol):
         rest_s = limits.keep_idle_s
         if self.running is None and self._patience is None:
             rest_s = self._idle_since_s + limits.keep_idle_s - self._loop.time() if self._idle_since_s else 0.0
-        if rest_s <= 0:
-            self._transport.close()
-        else:
+        if rest_s > 0:
             self._idle_timer = self._loop.call_later(rest_s, self._look)
+        elif self._transport.is_closing() or self._transport.get_write_buffer_size():
+            self._transport.abort()  # the client has not taken the end of its answer for all this time
+        else:
+            self._transport.close()
 
     def _leave(self) -> None:
         self._owner.open.discard(self)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +15,13 @@ from aiohttp.http_parser import HttpRequestParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from links.http_front import ServerLimits
-from links.http_plain import MAX_PLAIN_BYTES, Head, head_bytes, head_of
+from links.http_front import Front, ServerLimits, plain_error
+from links.http_plain import MAX_PLAIN_BYTES, Head, PlainConnections, head_bytes, head_of
 from links.http_server import RunningServer, serve
 from links.port import Request, Response, Route
+from links.router import Router
+from links.tls import client_context, server_context
+from tests.unit.links.pki import make_authority
 
 PLAIN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a:1\r\nContent-Length: 2\r\nX-Any:  b \r\n\r\n{}"
 
@@ -44,6 +51,16 @@ async def server() -> AsyncIterator[RunningServer]:
 
         return Response(200, {"Content-Length": request.headers.get("x-declared", "6")}, made())
 
+    async def empty(request: Request) -> Response:
+        async def made() -> AsyncIterator[bytes]:
+            yield b"never"
+
+        whole = request.headers.get("x-whole")
+        return Response(204, {}, b"never" if whole else made())
+
+    async def cancelled(request: Request) -> Response:
+        raise asyncio.CancelledError
+
     async def broken(request: Request) -> Response:
         return Response(200, {"x-broken": "a\r\nset-cookie: b"}, b"never")
 
@@ -54,6 +71,8 @@ async def server() -> AsyncIterator[RunningServer]:
         Route("POST", "/parts", parts),
         Route("POST", "/file", file),
         Route("POST", "/broken", broken),
+        Route("POST", "/empty", empty),
+        Route("POST", "/cancelled", cancelled),
     ]
     running = await serve(routes, limits=ServerLimits(header_s=1.0, keep_idle_s=0.4, body_chunk_s=0.5))
     yield running
@@ -194,6 +213,147 @@ async def test_a_client_that_sends_ahead_is_read_no_further_than_the_bound(serve
     assert answer.endswith(b"end")
 
 
+@asynccontextmanager
+async def _listening(routes: list[Route], limits: ServerLimits, system_bytes: int) -> AsyncIterator[PlainConnections]:
+    """Only the plain side, over sockets that hold little; its port is `front.port`."""
+    front = Front(Router(routes), plain_error, limits, False)
+    plain = PlainConnections(front, asyncio.Protocol, lambda: 0)
+    with socket.socket() as listening:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            listening.setsockopt(socket.SOL_SOCKET, option, system_bytes)
+        listening.bind(("127.0.0.1", 0))
+        front.port = listening.getsockname()[1]
+        listener = await asyncio.get_running_loop().create_server(plain, sock=listening)
+        yield plain
+        listener.close()
+        await plain.end(0.05)
+
+
+async def _dialled(port: int, system_bytes: int) -> socket.socket:
+    client = socket.socket()
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        client.setsockopt(socket.SOL_SOCKET, option, system_bytes)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+    return client
+
+
+async def test_a_client_that_sends_small_requests_ahead_is_read_no_further_either() -> None:
+    """Each request that was answered let another read in: without end, as reads are longer than requests."""
+    held = asyncio.Event()
+
+    async def quick(request: Request) -> Response:
+        return Response(200, {}, b"quick")
+
+    async def hold(request: Request) -> Response:
+        held.set()
+        await asyncio.sleep(30)
+        return Response()
+
+    routes = [Route("POST", "/quick", quick), Route("POST", "/hold", hold)]
+    async with _listening(routes, ServerLimits(), 1 << 16) as plain:
+        client = await _dialled(plain.front.port, 1 << 16)
+        reader, writer = await asyncio.open_connection(sock=client)
+        reading = asyncio.ensure_future(reader.read(-1))
+        writer.write(_post("/quick", b"") * 300 + _post("/hold", b"") + _post("/quick", b"") * 100_000)
+        async with asyncio.timeout(5):
+            await held.wait()
+        await asyncio.sleep(0.3)
+        assert writer.transport.get_write_buffer_size() > 3 << 20
+        writer.transport.abort()
+        reading.cancel()
+
+
+@pytest.mark.parametrize("whole", ["X-Whole: yes", "X-Other: yes"])
+async def test_an_answer_that_may_have_no_body_has_none(server: RunningServer, whole: str) -> None:
+    answer = await _said(server.port, _post("/empty", b"", whole), _post("/echo", b"next", "Connection: close"))
+    assert b"never" not in answer
+    assert answer.endswith(b"next")
+
+
+async def test_a_handler_that_is_cancelled_by_its_own_doing_leaves_no_client_waiting(server: RunningServer) -> None:
+    assert await _said(server.port, _post("/cancelled", b"")) == b""
+    assert server.connections == 0
+
+
+async def test_a_client_that_never_takes_the_end_of_its_answer_is_hung_up_on() -> None:
+    """Less than the transport's high-water mark: nothing waits for it to be written."""
+
+    async def some(request: Request) -> Response:
+        return Response(200, {}, bytes(60_000))
+
+    limits = ServerLimits(header_s=0.2, keep_idle_s=0.2)
+    async with _listening([Route("POST", "/some", some)], limits, 4096) as plain:
+        client = await _dialled(plain.front.port, 4096)
+        await asyncio.get_running_loop().sock_sendall(client, _post("/some", b"", "Connection: close"))
+        async with asyncio.timeout(5):
+            while not plain.open:
+                await asyncio.sleep(0.01)
+            while plain.open:
+                await asyncio.sleep(0.01)
+        client.close()
+
+
+async def test_a_long_answer_to_a_slow_reader_goes_on_while_something_is_taken() -> None:
+    async def much(request: Request) -> Response:
+        return Response(200, {}, bytes(2 << 20))
+
+    async with _listening([Route("POST", "/much", much)], ServerLimits(write_s=0.4), 1 << 16) as plain:
+        client = await _dialled(plain.front.port, 1 << 16)
+        loop, taken_bytes = asyncio.get_running_loop(), 0
+        await loop.sock_sendall(client, _post("/much", b"", "Connection: close"))
+        async with asyncio.timeout(20):
+            while part := await loop.sock_recv(client, 1 << 16):
+                taken_bytes += len(part)
+                await asyncio.sleep(0.03)
+        client.close()
+    assert taken_bytes > 2 << 20
+
+
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_not_begun_when_there_are_too_many(
+    tmp_path: Path,
+) -> None:
+    """Over TLS data is handed on while the connection closes."""
+    begun: list[str] = []
+
+    async def noted(request: Request) -> Response:
+        begun.append(request.path)
+        return Response()
+
+    fleet = make_authority(tmp_path)
+    context = server_context(*fleet.issue("here"), fleet.ca_path, require_client=False)
+    limits = ServerLimits(connections=0)
+    running = await serve([Route("POST", "/noted", noted)], ssl=context, limits=limits)
+    answer = await asyncio.to_thread(_hasty, running.port, client_context(fleet.ca_pem), _post("/noted", b""))
+    await running.close(grace_s=0.1)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert begun == []
+
+
+def _hasty(port: int, context: ssl.SSLContext, request: bytes) -> bytes:
+    """What is said to a client that sends its request in one packet with the end of its handshake."""
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(came, goes, server_hostname="127.0.0.1")
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                raw.sendall(goes.read())
+                came.write(raw.recv(1 << 16))
+        tls.write(request)
+        raw.sendall(goes.read())
+        while True:
+            try:
+                return tls.read(1 << 16)
+            except ssl.SSLWantReadError:
+                part = raw.recv(1 << 16)
+                if not part:
+                    return b""
+                came.write(part)
+
+
 async def test_an_idle_connection_is_closed(server: RunningServer) -> None:
     assert (await _said(server.port, _post("/echo", b"once"))).endswith(b"once")
 
@@ -246,6 +406,12 @@ async def test_a_header_with_a_line_break_is_never_sent(server: RunningServer) -
     assert b"set-cookie" not in await _said(server.port, _post("/broken", b""))
     with pytest.raises(ValueError, match="line break"):
         head_bytes(200, {"a": "b\nc"}, 0, True)
+
+
+def test_the_type_of_an_answer_is_said_once() -> None:
+    assert head_bytes(200, {"Content-Type": "text/x"}, 0, True).lower().count(b"content-type") == 1
+    with pytest.raises(ValueError, match="line break"):
+        head_bytes(200, {"a": "b\0c"}, 0, True)
 
 
 def test_an_answer_without_a_body_says_no_length() -> None:
