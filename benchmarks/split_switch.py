@@ -45,7 +45,7 @@ from split_models.bundle import BundleLimits, build_bundle
 from split_models.measure import Timed, time_calls, time_model
 
 MODEL, PICTURE = "ppocr-v4-det", "sample-page"
-SWITCHES, QUICK_SWITCHES = 50, 6
+SWITCHES, QUICK_SWITCHES = 50, 4
 FAST_BYTES_PER_S, SLOW_BYTES_PER_S = 12.5e6, 0.6e6
 DELAY_S = 0.005
 STEADY = 8
@@ -199,7 +199,7 @@ async def run(quick: bool, bundles: Path | None = None) -> tuple[dict[str, objec
     picture, file = pulled.pull(PICTURE).read_bytes(), pulled.pull(MODEL)
     with tempfile.TemporaryDirectory() as folder:
         root, models = bundles or Path(folder) / "bundles", Path(folder) / "models"
-        limits = BundleLimits(max_cuts=2, seconds=BUILD_S)
+        limits = BundleLimits(max_cuts=1 if quick else 2, seconds=BUILD_S)
         measure = _quick_time if quick else time_model
         await asyncio.to_thread(build_bundle, file, entry, root, limits=limits, measure=measure)
         (models / MODEL).mkdir(parents=True)

@@ -13,7 +13,8 @@ from attrs import define, evolve, field, frozen
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, seconds_alone, weighed_s
+from split_models.detours import ahead, outrun, trial
+from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, seconds_alone
 from split_models.planner import Proposal, exploration, explore_now, propose, slower_way, still_needed_s, worth_a_look
 from split_models.switch import Held, hold
 
@@ -39,7 +40,8 @@ class Decision:
 
     device_s: what the whole model would take on this device now, without waiting; 0 when it is not on offer. cost: of
     the arm. covered: the allowance for hedges suffices to start the device beside it. waits: a switch is due, and put
-    off until the look at that link has ended. began_s: when it was asked for.
+    off until the look at that link has ended. began_s: when it was asked for. tries: the arm's link failed last time,
+    and the device starts at once beside it.
     """
 
     arm: Arm
@@ -51,24 +53,28 @@ class Decision:
     covered: bool = False
     waits: bool = False
     began_s: float = 0.0
+    tries: bool = False
 
 
 @define
 class _Seat:
-    """The held arm of one kind of request: what suits one may not suit the other."""
+    """The held arm of one kind of request: what suits one may not suit the other. fled: a link was left for the device
+    without waiting any periods, so that single requests need not wait for them to return.
+    """
 
     period_began_s: float
     held: Held = field(factory=Held)
     finished: bool = False
     waits: bool = False
     starting: bool = True
+    fled: bool = False
 
 
 @define
 class _LinkState:
     """down_since_s: the last attempt failed then. looked: was explored once. closed_until_s: the far end is left alone
     until then. trouble: why one or the other, for people. alike: requests in a row that sent `sent_bytes` and nothing
-    else.
+    else. spared: requests since it failed or was tried last; it is tried when they are `pause`.
     """
 
     down_since_s: float | None = None
@@ -79,6 +85,8 @@ class _LinkState:
     credit: float = 0.0
     sent_bytes: int = 0
     alike: int = 0
+    spared: int = 0
+    pause: int = 1
 
 
 class Decider:
@@ -122,12 +130,56 @@ class Decider:
         seat = self._seats[encoded]
         before = _cost_of(costs, seat.held.arm)
         left = self._switch(seat, proposal, policy, now_s, self._covered(before, device_s, policy), looking)
-        reason = seat.held.reason if left is not None else proposal.reason
-        arm, cost = seat.held.arm, _cost_of(costs, seat.held.arm)
+        if left is not None:
+            return self._decision(seat.held.arm, seat.held.reason, proposal, costs, policy, now_s, left=left)
+        if seat.waits:
+            return self._decision(seat.held.arm, proposal.reason, proposal, costs, policy, now_s, waits=True)
+        arm, reason = self._detour(seat, proposal, costs, views, device_s, policy, looking)
+        tried = self._trial(costs, device_s, policy, now_s, looking) if arm == DEVICE_ARM else None
+        if tried is None:
+            return self._decision(arm, reason, proposal, costs, policy, now_s)
+        reason = f"{tried.arm} is tried beside the device"
+        return self._decision(tried.arm, reason, proposal, costs, policy, now_s, tries=True)
+
+    def _detour(
+        self,
+        seat: _Seat,
+        proposal: Proposal,
+        costs: Sequence[ArmCost],
+        views: Mapping[str, LinkView],
+        device_s: float,
+        policy: SplitPolicy,
+        looking: Collection[str],
+    ) -> tuple[Arm, str]:
+        """The arm of this one request, and why; mostly the held one."""
+        held = seat.held.arm
+        cost = _cost_of(costs, held)
+        if cost is not None and not self._covered(cost, device_s, policy) and outrun(cost, proposal, views, policy):
+            return DEVICE_ARM, f"{held} may well be later than the device"
+        found = ahead(held, costs, proposal, views, policy) if seat.fled else None
+        if found is not None and found[0].arm.link not in looking:
+            better, sure = found
+            if sure or self._covered(better, device_s, policy):
+                return better.arm, f"{better.arm} is better now"
+        return held, proposal.reason
+
+    def _decision(
+        self,
+        arm: Arm,
+        reason: str,
+        proposal: Proposal,
+        costs: Sequence[ArmCost],
+        policy: SplitPolicy,
+        now_s: float,
+        *,
+        left: Arm | None = None,
+        waits: bool = False,
+        tries: bool = False,
+    ) -> Decision:
+        device, cost = _cost_of(costs, DEVICE_ARM), _cost_of(costs, arm)
+        device_s = device.device_s if device is not None else 0.0
         covered = self._covered(cost, device_s, policy)
-        if left is None and cost is not None and not covered and _outrun(cost, proposal, views, policy):
-            arm, reason, cost = DEVICE_ARM, f"{arm} may well be later than the device", None
-        return Decision(arm, reason, proposal, left, device_s, cost, covered, seat.waits, now_s)
+        return Decision(arm, reason, proposal, left, device_s, cost, covered, waits, now_s, tries)
 
     def hedge(
         self,
@@ -144,6 +196,8 @@ class Decider:
         stoppable: a run on the device that loses is stopped. head_over: a cut's head has run; where the tail is in
         memory here the device goes on from there, and until then there is nothing sooner that it could begin.
         """
+        if decision.tries:
+            return Hedge(0.0, decision.reason, decision.device_s)
         entry, device = decision.proposal.of(decision.arm), decision.proposal.of(DEVICE_ARM)
         if entry is None or device is None or decision.cost is None or not isfinite(entry.predicted_s):
             return NEVER
@@ -240,6 +294,8 @@ class Decider:
         beside the link.
         """
         arm, proposal = decision.arm, decision.proposal
+        if decision.tries:
+            return left_s
         entry, device = proposal.of(arm), proposal.of(DEVICE_ARM)
         reserve_s = RESERVE_RATIO * device.predicted_s if device else 0.0
         predicted_s = entry.predicted_s if entry else 0.0
@@ -255,7 +311,8 @@ class Decider:
 
     def answered(self, link: str) -> None:
         """`link` gave an answer: whatever was wrong with it is over."""
-        self._link(link).down_since_s = None
+        state = self._link(link)
+        state.down_since_s, state.spared, state.pause = None, 0, 1
 
     def failed(self, link: str, trouble: str, now_s: float) -> None:
         """An attempt failed: leave `link` until it has answered again, or for DOWN_S where nothing looks at it."""
@@ -305,8 +362,29 @@ class Decider:
             return None
         if elapsed:
             seat.period_began_s, seat.finished = now_s, False
+        if after.arm != before:
+            seat.fled = before.link is not None and after.arm == DEVICE_ARM
         seat.held = after
         return before if after.arm != before else None
+
+    def _trial(
+        self, costs: Sequence[ArmCost], device_s: float, policy: SplitPolicy, now_s: float, looking: Collection[str]
+    ) -> ArmCost | None:
+        """An arm of a link that failed, for a request of the device's that the allowance can pay for: the link may
+        answer sooner, and else nothing is lost. At ever longer distances, at the longest one request in N, as looks.
+        """
+        if not seconds_alone(policy) or policy.explore_one_in <= 0:
+            return None
+        for name, state in self._links.items():
+            if state.down_since_s is None or state.closed_until_s > now_s or name in looking:
+                continue
+            state.spared += 1
+            target = trial(name, costs, device_s, policy) if state.spared >= state.pause else None
+            if target is not None and self._covered(target, device_s, policy):
+                state.spared, state.pause = 0, min(2 * state.pause, policy.explore_one_in)
+                state.credit = max(0.0, state.credit - 1.0)
+                return target
+        return None
 
     def _covered(self, cost: ArmCost | None, device_s: float, policy: SplitPolicy) -> bool:
         """Whether the allowance suffices to start the device beside an arm of this cost."""
@@ -319,19 +397,3 @@ class Decider:
 
 def _cost_of(costs: Sequence[ArmCost], arm: Arm) -> ArmCost | None:
     return next((cost for cost in costs if cost.arm == arm), None)
-
-
-def _outrun(cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy) -> bool:
-    """Whether this one request is better off on the device than on the held arm, which stays held.
-
-    A hedge bounds what a late link costs. Without an allowance nothing does, and the link's own statistics say whether
-    the gain is worth the risk.
-    """
-    held, device = proposal.of(cost.arm), proposal.of(DEVICE_ARM)
-    if held is None or device is None or cost.arm.link is None or held.excluded or device.excluded:
-        return False
-    if not seconds_alone(policy) or (policy.deadline_s is not None and device.predicted_s > policy.deadline_s):
-        return False
-    if held.predicted_s - held.link_s >= device.predicted_s:
-        return False  # however fast the link is: that is for the switch to see
-    return weighed_s(held, slower_way(cost, views), device.predicted_s) > device.predicted_s

@@ -27,9 +27,10 @@ from benchmarks.split_replay.traces import Scene, scenes
 from protocol.policy import SplitPolicy
 
 FULL_REQUESTS = (1_200, 4_000)
-QUICK_REQUESTS = (120, 240)
+QUICK_REQUESTS = (80, 160)
 QUICK_PER_KIND = 1
 MODELS = (DET, CLS, MINILM)
+QUICK_MODELS = (DET, CLS)
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def main() -> None:
 def _measured(kept: Path | None, folder: Path, quick: bool, policy: SplitPolicy) -> Sequence[Case]:
     if kept is not None and kept.is_file():
         return load(kept)
-    found = cases(MODELS, folder, quick, policy)
+    found = cases(QUICK_MODELS if quick else MODELS, folder, quick, policy)
     if kept is not None:
         save(found, kept)
     return found

@@ -92,8 +92,9 @@ def encoded_input(manifest: BundleManifest) -> bytes | None:
 
 def bundle_of(name: str, folder: Path, quick: bool) -> BundleManifest:
     """The model's bundle in `folder`, built when it is not there yet."""
-    limits = BundleLimits(max_cuts=2, seconds=30.0, threads=1) if quick else BundleLimits(threads=1)
-    return build_bundle(default_store().pull(name), shipped_catalogue()[name], folder, limits=limits)
+    limits = BundleLimits(max_cuts=1, seconds=15.0, threads=1) if quick else BundleLimits(threads=1)
+    file, measure = default_store().pull(name), _few if quick else time_model
+    return build_bundle(file, shipped_catalogue()[name], folder, limits=limits, measure=measure)
 
 
 def cases(names: Sequence[str], folder: Path, quick: bool, policy: SplitPolicy) -> Sequence[Case]:

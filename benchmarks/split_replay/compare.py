@@ -101,10 +101,11 @@ def cell(scene: Scene, case: Case, fast: Case, policy: SplitPolicy, requests: tu
 
 def _late_cut_ratio(case: Case, run: Outcome) -> float:
     """How late, over the device's own answer, a cut that ours used answers at best when its link fails: the hedge can
-    only begin after the head.
+    only begin after the head, with the tail or with the whole model.
     """
-    heads = [cost.device_s for cost in case.costs if cost.arm.kind == "cut" and run.arms.get(str(cost.arm), 0)]
-    return 1.0 + max(heads, default=0.0) / case.device_s
+    used = [cost for cost in case.costs if cost.arm.kind == "cut" and run.arms.get(str(cost.arm), 0)]
+    late_s = [cost.device_s + min(cost.goes_on_s, case.device_s) for cost in used]
+    return max(late_s, default=case.device_s) / case.device_s
 
 
 def _best_on_wifi(scene: Scene, case: Case) -> str:

@@ -40,7 +40,8 @@ def keys_of(cells: Sequence[Cell]) -> dict[str, object]:
 
 def _bounds(cells: Sequence[Cell]) -> Mapping[str, object]:
     """What bounds ours: the same figures of one who knows the link exactly as it was one request ago, and does not
-    hedge; and how late the hedge of a cut is whose head has run first, in the cell with the worst P99.
+    hedge; how late the hedge of a cut is whose head has run first, in the cell with the worst P99; and the P99 there of
+    ours when every device second may be hedged.
     """
     worst = max(cells, key=lambda one: one.ours[CHOSEN].mean_s / one.oracle.mean_s)
     late = max(cells, key=lambda one: one.ours[CHOSEN].p99_s / one.fixed[one.best].p99_s)
@@ -53,6 +54,8 @@ def _bounds(cells: Sequence[Cell]) -> Mapping[str, object]:
         ),
         "informed_p99_ratio_to_best_static_worst": max(one.informed.p99_s / one.fixed[one.best].p99_s for one in cells),
         "late_cut_ratio_of_our_worst_p99": late.late_cut_ratio,
+        "informed_p99_ratio_to_best_static_of_our_worst": late.informed.p99_s / late.fixed[late.best].p99_s,
+        "unbounded_p99_ratio_to_best_static_of_our_worst": late.ours[1.0].p99_s / late.fixed[late.best].p99_s,
     }
 
 

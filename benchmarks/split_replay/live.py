@@ -1,7 +1,8 @@
 """One run in real time through the in-tree shaper, and the replay of the same trace: both must agree.
 
 Server and device are real, on loopback, with a shaper between them that follows the trace. What the parts take is
-measured by a few requests over the unshaped link first, since a busy machine is slower than it was a minute ago.
+measured by a few requests over the unshaped link right before and right after each stretch in real time, at about its
+pace: a busy machine is slower than it was a minute ago, and one request after the other finds warmer caches.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ from split_models.costs import ENVELOPE_BYTES, CostTable
 from split_models.replay import LINK, Load, replay, replay_fixed
 from split_models.replay_link import LinkTrace
 
-SLOWDOWN = 4.0
+SLOWDOWN = 2.0
+"""As the fast device. A slower one would be busy all of the time: then the queue, and no arm, makes the figures."""
+
 EVERY_S = 0.5
 DELAY_S = 0.02
-CALIBRATION_RUNS = 5
+CALIBRATION_RUNS, QUICK_CALIBRATION_RUNS = 5, 1
+CALIBRATION_PAUSE_S = 0.15
+TURNS = 2
+"""Stretches in real time per arm, in turns with those of the other arms; one in a quick run."""
 LOADED_S = 60.0
 DEADLINE_S = 60.0
 MBIT = 125_000.0
@@ -60,8 +66,10 @@ FULL_RATES = (
     15.0,
     6.0,
 )
-QUICK_RATES = (80.0, 24.0, 12.0, 48.0)
+QUICK_RATES = (160.0, 80.0, 48.0)
 STEP_S = 1.0
+
+_ENDS = (DEVICE_ARM, Arm("cloud", link=LINK))
 
 Ask = Callable[[], Awaitable[object]]
 
@@ -84,14 +92,25 @@ async def agreement(folder: Path, policy: SplitPolicy, quick: bool) -> tuple[flo
     """The largest relative difference over all arms, and a row per arm."""
     trace = _trace(QUICK_RATES if quick else FULL_RATES)
     load = Load.over(trace, EVERY_S, trace.seconds)
+    count = QUICK_CALIBRATION_RUNS if quick else CALIBRATION_RUNS
     async with contextlib.AsyncExitStack() as stack:
         store = _store(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         port = await stack.enter_async_context(tails(folder))
         async with _ready(store, port, policy) as (near, cut):
-            parts = [await _part(near, arm) for arm in (DEVICE_ARM, Arm("cloud", link=LINK), cut)]
-            pairs = [await _fixed(near, part.cost, trace, load) for part in parts]
-        async with _ready(store, port, policy) as (near, _):
-            pairs.append(await _ours(near, parts, trace, load, policy))
+            stretches: list[_Stretch] = []
+            for _ in range(1 if quick else TURNS):
+                stretches += [await _stretch(near, arm, trace, load, count) for arm in (*_ENDS, cut)]
+            pairs = [_fixed(arm, stretches, trace, load) for arm in (*_ENDS, cut)]
+            if quick:
+                pairs.append(await _ours(near, (*_ENDS, cut), trace, load, policy, count))
+        if quick:
+            return _reported(pairs)
+        async with _ready(store, port, policy) as (near, cut):
+            pairs.append(await _ours(near, (*_ENDS, cut), trace, load, policy, count))
+    return _reported(pairs)
+
+
+def _reported(pairs: Sequence[Pair]) -> tuple[float, list[str]]:
     rows = [
         f"live {pair.arm:20} mean {1e3 * pair.live[0]:6.0f} ms, replayed {1e3 * pair.replayed[0]:6.0f}; "
         f"p99 {1e3 * pair.live[1]:6.0f} ms, replayed {1e3 * pair.replayed[1]:6.0f}; differs by {pair.worst:.0%}"
@@ -155,11 +174,34 @@ async def _run(near: Device, arm: Arm) -> _Part:
     return _Part(cost, spent)
 
 
-async def _part(near: Device, arm: Arm) -> _Part:
-    """The run of the middle, after one that warms up."""
+async def _runs(near: Device, arm: Arm, count: int) -> list[_Part]:
+    """A few runs, after one that warms up."""
     await _run(near, arm)
-    runs = [await _run(near, arm) for _ in range(CALIBRATION_RUNS)]
-    return sorted(runs, key=lambda run: run.cost.device_s + run.cost.server_s)[CALIBRATION_RUNS // 2]
+    found = []
+    for _ in range(count):
+        await asyncio.sleep(CALIBRATION_PAUSE_S)
+        found.append(await _run(near, arm))
+    return found
+
+
+def _middle(runs: Sequence[_Part]) -> _Part:
+    """The run that took neither long nor short."""
+    return sorted(runs, key=lambda run: run.cost.device_s + run.cost.server_s)[len(runs) // 2]
+
+
+@frozen
+class _Stretch:
+    """One arm in real time: its latencies while the link was shaped, and the runs around them while it was not."""
+
+    arm: Arm
+    latencies_s: tuple[float, ...]
+    runs: tuple[_Part, ...]
+
+
+async def _stretch(near: Device, arm: Arm, trace: LinkTrace, load: Load, count: int) -> _Stretch:
+    before = await _runs(near, arm, count)
+    latencies_s = await _shaped(near.shaper, trace, load, lambda: _run(near, arm))
+    return _Stretch(arm, latencies_s, (*before, *await _runs(near, arm, count)))
 
 
 def _teach(table: CostTable, digest: str, parts: Sequence[_Part]) -> None:
@@ -174,28 +216,38 @@ def _teach(table: CostTable, digest: str, parts: Sequence[_Part]) -> None:
         table.observe("server", f"tail:{arm.cut}:{arm.codec}", cut.server_s)
 
 
-async def _fixed(near: Device, cost: ArmCost, trace: LinkTrace, load: Load) -> Pair:
-    live = await _shaped(near.shaper, trace, load, lambda: _run(near, cost.arm))
-    return Pair(str(cost.arm), live, _figures(replay_fixed(trace, cost, load).latencies_s))
+def _fixed(arm: Arm, stretches: Sequence[_Stretch], trace: LinkTrace, load: Load) -> Pair:
+    """All stretches of one arm, against replays with what each of the runs around them took."""
+    mine = [stretch for stretch in stretches if stretch.arm == arm]
+    replays = [replay_fixed(trace, run.cost, load) for stretch in mine for run in stretch.runs]
+    live = [seconds for one in mine for seconds in one.latencies_s]
+    replayed = [seconds for one in replays for seconds in one.latencies_s]
+    return Pair(str(arm), _figures(live), _figures(replayed))
 
 
-async def _ours(near: Device, parts: Sequence[_Part], trace: LinkTrace, load: Load, policy: SplitPolicy) -> Pair:
+async def _ours(
+    near: Device, arms: Sequence[Arm], trace: LinkTrace, load: Load, policy: SplitPolicy, count: int
+) -> Pair:
     runner = near.way.runners[DET]
     manifest = runner.plan.manifest
     encoded = encoded_input(manifest) or b""
-    _teach(runner.table, manifest.digest, parts)
-    costs = runner.table.arms(len(encoded), (LINK,), lambda cut, codec: True, ends_here=lambda cut, codec: True)
+    before = [await _runs(near, arm, count) for arm in arms]
+    _teach(runner.table, manifest.digest, [_middle(runs) for runs in before])
 
     async def ask() -> object:
         return await runner.infer(Work(encoded=encoded, tensors=()), "live", DEADLINE_S)
 
     live = await _shaped(near.shaper, trace, load, ask)
+    parts = [_middle([*runs, *await _runs(near, arm, count)]) for arm, runs in zip(arms, before, strict=True)]
+    table = CostTable(manifest, speed_ratio=SLOWDOWN)
+    _teach(table, manifest.digest, parts)
+    costs = table.arms(len(encoded), (LINK,), lambda cut, codec: True, ends_here=lambda cut, codec: True)
     # The device's runs are stopped within an operator; decoding is not, and goes on.
     replayed = replay(trace, costs, policy, load, stop_s=parts[0].spent.before_s)
-    return Pair("ours", live, _figures(replayed.latencies_s))
+    return Pair("ours", _figures(live), _figures(replayed.latencies_s))
 
 
-async def _shaped(shaper: ShaperProxy, trace: LinkTrace, load: Load, ask: Ask) -> tuple[float, float]:
+async def _shaped(shaper: ShaperProxy, trace: LinkTrace, load: Load, ask: Ask) -> tuple[float, ...]:
     """Requests at their rate while the shaper follows the trace."""
     began_s = time.monotonic()
     shaper.set_delay(DELAY_S)
@@ -212,7 +264,7 @@ async def _shaped(shaper: ShaperProxy, trace: LinkTrace, load: Load, ask: Ask) -
         await asyncio.gather(follow, return_exceptions=True)
         shaper.set_rate(float("inf"))
         shaper.set_delay(0.0)
-    return _figures(latencies)
+    return tuple(latencies)
 
 
 async def _follow(shaper: ShaperProxy, trace: LinkTrace, began_s: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from attrs import evolve
 
 from netprobe.view import LinkView
@@ -61,3 +63,67 @@ def test_a_device_that_would_miss_the_deadline_is_no_way_out() -> None:
     decider = held_on_the_cloud(NO_HEDGES)
     hurried = evolve(NO_HEDGES, deadline_s=0.35)
     assert ask(decider, WILD, hurried, 10.0).arm == CLOUD
+
+
+def fled(policy: SplitPolicy) -> Decider:
+    """The cloud was held, and failed: requests are the device's now."""
+    decider = held_on_the_cloud(policy)
+    decider.failed("cloud", "link slow", 9.9)
+    ask(decider, STEADY, evolve(policy, hedge_ratio=0.0), 10.0)
+    assert decider.held().arm == DEVICE_ARM
+    return decider
+
+
+HEDGES = SplitPolicy(hedge_ratio=1.0)
+
+
+def test_a_link_that_was_left_is_tried_beside_the_device_at_ever_longer_distances() -> None:
+    decider, found = fled(HEDGES), []
+    for number in range(30):
+        decision = ask(decider, STEADY, HEDGES, 10.1 + number)
+        found.append(decision.tries)
+        assert decision.arm == (CLOUD if decision.tries else DEVICE_ARM)
+        if decision.tries:
+            assert decider.hedge(decision, {"cloud": STEADY}, 10.1 + number, HEDGES).start_in_s == 0.0
+            assert decider.patience_s(decision, 7.0) == 7.0, "the device runs beside it: nothing is waited for"
+            assert decider.held().arm == DEVICE_ARM
+    places = [number for number, tried in enumerate(found) if tried]
+    assert places[:4] == [0, 2, 6, 14]
+    assert max(b - a for a, b in pairwise(places)) <= HEDGES.explore_one_in
+
+
+def test_what_the_allowance_does_not_pay_for_is_not_tried() -> None:
+    assert not any(ask(fled(NO_HEDGES), STEADY, NO_HEDGES, 10.1 + number).tries for number in range(20))
+    decider = fled(HEDGES)
+    decider.close("cloud", 100.0, "busy")
+    assert not any(ask(decider, STEADY, HEDGES, 10.1 + number).tries for number in range(20))
+    never = evolve(HEDGES, explore_one_in=0)
+    assert not ask(fled(HEDGES), STEADY, never, 10.1).tries
+
+
+def test_an_arm_that_needs_the_device_too_is_not_tried_beside_it() -> None:
+    cut = ArmCost(Arm("cut", "003", "int8", "cloud"), device_s=0.2, up_bytes=1_000, down_bytes=500, server_s=0.05)
+    decider = fled(HEDGES)
+    assert not any(
+        decider.decide((COSTS[0], cut), {"cloud": STEADY}, 0.0, HEDGES, 10.1 + number).tries for number in range(20)
+    )
+
+
+def test_requests_return_to_a_link_that_answers_again_before_the_switch_does() -> None:
+    decider = fled(HEDGES)
+    decider.answered("cloud")
+    found = ask(decider, STEADY, HEDGES, 10.1)
+    assert (found.arm, found.left, decider.held().arm) == (CLOUD, None, DEVICE_ARM)
+    assert "better now" in found.reason
+
+
+def test_without_a_hedge_only_a_link_that_is_much_better_is_believed() -> None:
+    decider = fled(NO_HEDGES)
+    decider.answered("cloud")
+    assert ask(decider, evolve(STEADY, bytes_per_s=5e5), NO_HEDGES, 10.1).arm == DEVICE_ARM
+    assert ask(decider, STEADY, NO_HEDGES, 10.2).arm == CLOUD
+
+
+def test_a_first_switch_to_a_link_waits_its_periods() -> None:
+    decider = Decider(0.0)
+    assert ask(decider, STEADY, HEDGES, 0.1).arm == DEVICE_ARM

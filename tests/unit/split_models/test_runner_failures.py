@@ -282,7 +282,7 @@ async def test_a_full_device_without_a_link_says_so(house: House) -> None:
 
 
 async def test_a_dead_link_is_found_again_without_costing_a_request(house: House) -> None:
-    house.policy = evolve(house.policy, explore_one_in=4)
+    house.policy = evolve(house.policy, explore_one_in=4, hedge_ratio=0.0)
     await house.until("cloud")
     house.remote.reactions["m"] = LinkClosed("gone")
     await house.ask()

@@ -1,0 +1,62 @@
+"""Pure: a single request that is better off on another arm than the held one, which stays held.
+
+The switch waits for some periods, lest one lucky or unlucky transfer moves all requests that follow. One request may go
+another way at once: to the device when the held link may well be late and no hedge bounds what that costs, and away
+from the device when a link is clearly better again, or a hedge bounds what it costs to believe that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from netprobe.view import LinkView
+from protocol.policy import SplitPolicy
+from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
+from split_models.hedge import seconds_alone, weighed_s
+from split_models.planner import Proposal, exploration, slower_way
+
+SURE_RATIO = 0.5
+"""Without a hedge a link must be expected to answer, the regret of late answers included, within this share of the
+device's seconds."""
+
+TRIAL_RATIO = 0.1
+"""A link is tried beside the device by arms that take no more of it than this, over its own run: both share it."""
+
+
+def outrun(cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy) -> bool:
+    """Whether this one request is better off on the device than on the held arm, beside which no hedge can be afforded.
+
+    The link's own statistics say whether the gain is worth the risk.
+    """
+    held, device = proposal.of(cost.arm), proposal.of(DEVICE_ARM)
+    if held is None or device is None or cost.arm.link is None or held.excluded or device.excluded:
+        return False
+    if not seconds_alone(policy) or (policy.deadline_s is not None and device.predicted_s > policy.deadline_s):
+        return False
+    if held.predicted_s - held.link_s >= device.predicted_s:
+        return False  # however fast the link is: that is for the switch to see
+    return weighed_s(held, slower_way(cost, views), device.predicted_s) > device.predicted_s
+
+
+def ahead(
+    held: Arm, costs: Sequence[ArmCost], proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy
+) -> tuple[ArmCost, bool] | None:
+    """The arm of a link that is better now than the held device, and whether that is sure without a hedge."""
+    if held != DEVICE_ARM or not seconds_alone(policy):
+        return None
+    device, best = proposal.of(DEVICE_ARM), proposal.of(proposal.arm)
+    cost = next((cost for cost in costs if cost.arm == proposal.arm), None)
+    if device is None or best is None or cost is None or best.excluded or best.arm.link is None:
+        return None
+    expected_s = weighed_s(best, slower_way(cost, views), device.predicted_s)
+    if expected_s >= device.predicted_s * (1.0 - policy.ratio):
+        return None
+    return cost, expected_s < SURE_RATIO * device.predicted_s
+
+
+def trial(name: str, costs: Sequence[ArmCost], device_s: float, policy: SplitPolicy) -> ArmCost | None:
+    """The arm by which a link that failed is tried while the device runs: nearly all of the device is left to that."""
+    target = exploration([cost for cost in costs if cost.arm.link == name], policy)
+    if target is None or not target.loaded or target.device_s > TRIAL_RATIO * device_s:
+        return None
+    return target
