@@ -81,6 +81,7 @@ class ChildProcess:
         self._name = name
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
+        self._why = ""
         self._starts: deque[float] = deque(maxlen=MAX_STARTS)
 
     @property
@@ -103,6 +104,7 @@ class ChildProcess:
                 next_step="look at its messages, or use another engine",
             )
         self._starts.append(now_s)
+        self._why = ""
         here, there = socket.socketpair()
         try:
             self._process = _spawn(there)
@@ -133,10 +135,18 @@ class ChildProcess:
             await asyncio.sleep(_POLL_S)
         return not self.alive
 
+    def kill(self, why: str) -> None:
+        """End it at once, also when it is stopped or stuck; `why` is told to the requests that this breaks."""
+        if self._process is not None:
+            self._why = why
+            self._process.kill()
+
     def crashed(self) -> EngineCrashed:
         """What its loss means to a request."""
         code = None if self._process is None else self._process.poll()
         how = f" by signal {signal.Signals(-code).name}" if code is not None and code < 0 else ""
+        if self._why:
+            how = f": {self._why}"
         return EngineCrashed(
             f"the worker process of {self._name} ended{how}", next_step="ask again: it is started anew"
         )

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import secrets
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -29,6 +28,7 @@ from engines.pieces import check_bytes, is_piece, unfinished_bytes
 from engines.port import Continuation, EngineLoad
 from engines.registry import repair_step
 from engines.slots import Slots
+from engines.socket_folder import SocketFolder
 from engines.text_admission import PREFILL_BATCH_TOKENS
 from engines.unix_http import local_request
 from engines.vocabulary import Vocabulary, read_vocabulary
@@ -393,15 +393,14 @@ class Embedded(LocalServer):
         except ImportError as err:
             problem = f"xllamacpp cannot be imported: {err}"
             raise EngineError(problem, next_step=repair_step(problem, "pip install 'midstream[llama]'")) from err
-        self._folder = tempfile.TemporaryDirectory(prefix="midstream-llama-")
-        self._socket = str(Path(self._folder.name) / "llama.sock")
+        self._folder = SocketFolder("midstream-llama-")
         key = secrets.token_urlsafe(24)
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
         params.n_ctx, params.n_parallel = context_tokens * slots, slots
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.n_batch = params.n_ubatch = batch_tokens
-        params.hostnames = [self._socket if listen_port is None else "127.0.0.1"]
+        params.hostnames = [self._folder.path("llama.sock") if listen_port is None else "127.0.0.1"]
         params.port, params.api_keys = listen_port or 0, [key]
         params.n_threads_http = slots + 3
         params.verbosity, params.ui, params.fit_params, params.cache_ram_mib = 0, False, False, 0
@@ -413,7 +412,7 @@ class Embedded(LocalServer):
         try:
             self._server = xllamacpp.Server(params)
         except (RuntimeError, ValueError, OSError) as err:
-            self._folder.cleanup()
+            self._folder.remove()
             raise EngineError(
                 f"llama.cpp cannot load {model.name}", next_step="check the file with `midstream models verify`"
             ) from err
@@ -432,7 +431,7 @@ class Embedded(LocalServer):
     def stop(self) -> None:
         """Blocking; waits for the batch that runs."""
         self._server = None
-        self._folder.cleanup()
+        self._folder.remove()
 
 
 __all__ = [

@@ -1,6 +1,7 @@
 """llama-server in a child process, which this process asks directly: the child starts it and lives as long as we do.
 
-A token then crosses one process border, and the child has nothing to do for it but to make it.
+A token then crosses one process border, and the child has nothing to do for it but to make it. A child that shows no
+sign of life while a request waits for it is ended.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from engines.llama_server_local import LocalServer
 from engines.llama_server_stream import NativeServer
 from engines.port import Continuation
 from engines.text_admission import PREFILL_BATCH_TOKENS
+from engines.unix_http import LocalReply
 from engines.vocabulary import read_vocabulary
 from protocol.clock import Clock
 from protocol.errors import EngineError, LinkClosed, LinkTimeout, MidstreamError
@@ -24,6 +28,15 @@ from protocol.text import TextRequest
 
 START_S = 30.0
 """Longest wait of one request for a server that loads its model; it goes on loading for the next."""
+
+LOAD_S = 600.0
+"""Longest time that a child may take to load its model."""
+
+LOOK_S = 15.0
+"""A request that takes so long is a reason to ask whether the server is alive, and again after as long."""
+
+ALIVE_S = 15.0
+"""Longest wait for that answer, twice: this process may have been stopped meanwhile."""
 
 DYING_S = 1.0
 """A process that dies closes its sockets before it can be waited for."""
@@ -67,7 +80,7 @@ class ServedLlamaServer:
 class ChildLlamaServer(ServerEngine):
     """The parent's side: a TextEngine whose server is started at first use and again after a crash.
 
-    Args as LlamaServerEngine.
+    Args as LlamaServerEngine, and the seconds after which a child is looked at and given up.
     """
 
     def __init__(
@@ -81,9 +94,13 @@ class ChildLlamaServer(ServerEngine):
         embeds: bool = False,
         batch_tokens: int = PREFILL_BATCH_TOKENS,
         name: str = "",
+        look_s: float = LOOK_S,
+        alive_s: float = ALIVE_S,
+        load_s: float = LOAD_S,
         clock: Clock = time.monotonic,
     ) -> None:
         super().__init__(slots=slots, clock=clock)
+        self._look_s, self._alive_s, self._load_s = look_s, alive_s, load_s
         self._path = Path(model_path)
         self._name = name or self._path.stem
         self._context_limit = context_tokens
@@ -154,7 +171,11 @@ class ChildLlamaServer(ServerEngine):
             self._vocabulary = await asyncio.to_thread(read_vocabulary, self._path)
         self._frames = await self._child.open()
         try:
-            answer = await self._frames.receive()
+            async with asyncio.timeout(self._load_s):
+                answer = await self._frames.receive()
+        except TimeoutError:
+            self._child.kill(f"it did not load its model within {self._load_s:.0f} s")
+            answer = None
         except LinkClosed:
             answer = None
         if answer is None:
@@ -164,7 +185,7 @@ class ChildLlamaServer(ServerEngine):
         if "problem" in told:
             await self._part()
             raise EngineError(told["problem"], next_step=told["next_step"])
-        self._server = _Watched(told["address"], told["key"], self._child)
+        self._server = _Watched(told["address"], told["key"], self._child, self._look_s, self._alive_s)
         return self._server
 
     async def _part(self) -> None:
@@ -175,12 +196,59 @@ class ChildLlamaServer(ServerEngine):
 
 
 class _Watched(LocalServer):
-    """Tells a server that hung up from a process that died."""
+    """Tells a server that hung up from a process that died, and ends one that does nothing any more."""
 
-    def __init__(self, address: str, key: str, child: ChildProcess) -> None:
+    def __init__(self, address: str, key: str, child: ChildProcess, look_s: float, alive_s: float) -> None:
         super().__init__(address, key)
         self._child = child
         self._process_id = child.process_id
+        self._look_s = look_s
+        self._alive_s = alive_s
+        self._running = 0
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def asked(self, path: str, data: bytes | None) -> AsyncGenerator[LocalReply, None]:
+        self._running += 1
+        self._look_later()
+        try:
+            async with super().asked(path, data) as reply:
+                yield reply
+        finally:
+            self._running -= 1
+            if not self._running and self._look_timer is not None:
+                self._look_timer.cancel()
+                self._look_timer = None
+
+    def _look_later(self) -> None:
+        if self._look_timer is None and self._looking is None:
+            self._look_timer = asyncio.get_running_loop().call_later(self._look_s, self._look)
+
+    def _look(self) -> None:
+        self._look_timer = None
+        self._looking = asyncio.create_task(self._end_when_dead(), name="llama-server-alive")
+
+    async def _end_when_dead(self) -> None:
+        try:
+            alive = await self._alive() or await self._alive()
+        finally:
+            self._looking = None
+        if not alive and self._child.process_id == self._process_id:
+            self._child.kill(f"it showed no sign of life for {2 * self._alive_s:.0f} s")
+        elif alive and self._running:
+            self._look_later()
+
+    async def _alive(self) -> bool:
+        """Whether the server answers at all; one that hung up tells the requests under way itself."""
+        try:
+            async with asyncio.timeout(self._alive_s), super().asked("/health", None) as reply:
+                await reply.body()
+        except TimeoutError:
+            return False
+        except MidstreamError:
+            return True
+        return True
 
     async def gone(self, err: LinkClosed) -> MidstreamError:
         replaced = self._child.process_id != self._process_id

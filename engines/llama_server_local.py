@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
 from engines.llama_server_wire import server_error
-from engines.unix_http import local_request
+from engines.unix_http import LocalReply, local_request
 from protocol.errors import LinkClosed, LinkError, LinkTimeout, MidstreamError, ProtocolError
 from protocol.sse import SseParser
 
@@ -24,7 +24,7 @@ class LocalServer:
     async def complete(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         data = json.dumps(body).encode()
         try:
-            async with local_request(self.address, "/completion", data, self.key) as reply:
+            async with self.asked("/completion", data) as reply:
                 if reply.status > 399:
                     raise refused(reply.status, await reply.body())
                 async for chunk in events(reply.chunks()):
@@ -35,7 +35,7 @@ class LocalServer:
     async def call(self, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Mapping[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         try:
-            async with asyncio.timeout(deadline_s), local_request(self.address, path, data, self.key) as reply:
+            async with asyncio.timeout(deadline_s), self.asked(path, data) as reply:
                 answer = await reply.body()
         except TimeoutError as err:
             raise LinkTimeout(f"llama-server did not answer within {deadline_s:.0f} s") from err
@@ -44,6 +44,10 @@ class LocalServer:
         if reply.status > 399:
             raise refused(reply.status, answer)
         return json_object(answer)
+
+    def asked(self, path: str, data: bytes | None) -> AbstractAsyncContextManager[LocalReply]:
+        """One request under way; leaving the context hangs up."""
+        return local_request(self.address, path, data, self.key)
 
     async def gone(self, err: LinkClosed) -> MidstreamError:
         """What it means that the connection was lost."""

@@ -118,3 +118,39 @@ async def test_a_model_that_the_library_refuses_is_told_by_its_name(
         await broken.capabilities()
     assert "midstream models verify" in (caught.value.next_step or "")
     await broken.close()
+
+
+async def test_a_child_that_shows_no_sign_of_life_is_ended_and_the_next_request_gets_another(
+    model_file: Callable[[str], Path],
+) -> None:
+    engine = ChildLlamaServer(
+        model_file(MODEL), context_tokens=256, threads=1, slots=1, name=MODEL, look_s=0.1, alive_s=0.5
+    )
+    continuation = await engine.prepare(ask(200), 30)
+    first = process_of(engine)
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(EngineCrashed, match="no sign of life"):
+        async with asyncio.timeout(10):
+            async for token in continuation.start(0, 1000):
+                continuation.acknowledge(token.index)
+    assert len(await answer(engine, 4)) == 4
+    assert process_of(engine) != first and not alive(first)
+    await engine.close()
+
+
+async def test_a_child_that_works_for_long_is_left_alone(model_file: Callable[[str], Path]) -> None:
+    engine = ChildLlamaServer(
+        model_file(MODEL), context_tokens=256, threads=1, slots=1, name=MODEL, look_s=0.001, alive_s=5.0
+    )
+    await engine.capabilities()
+    first = process_of(engine)
+    assert len(await answer(engine, 100)) == 100
+    assert process_of(engine) == first
+    await engine.close()
+
+
+async def test_a_child_that_never_loads_is_ended(model_file: Callable[[str], Path]) -> None:
+    engine = ChildLlamaServer(model_file(MODEL), context_tokens=256, threads=1, slots=1, name=MODEL, load_s=0.01)
+    with pytest.raises(EngineCrashed, match="did not load"):
+        await engine.capabilities()
+    await engine.close()
