@@ -72,9 +72,16 @@ DELETE FROM midstream_conversations WHERE number IN (
     ) FOR UPDATE SKIP LOCKED
 )
 """
+# Zero: when nobody knew the time.
+_STAMP = """
+UPDATE midstream_conversations SET touched_unix_s = $1 WHERE number IN
+    (SELECT number FROM midstream_conversations WHERE touched_unix_s = 0 FOR UPDATE SKIP LOCKED)
+"""
 _OVER_AGE = """
-DELETE FROM midstream_conversations WHERE number IN
-    (SELECT number FROM midstream_conversations WHERE touched_unix_s < $1 FOR UPDATE SKIP LOCKED)
+DELETE FROM midstream_conversations WHERE number IN (
+    SELECT number FROM midstream_conversations WHERE touched_unix_s < $1 AND touched_unix_s <> 0
+    FOR UPDATE SKIP LOCKED
+)
 """
 _OVER_NUMBER = """
 DELETE FROM midstream_conversations WHERE number IN (
@@ -176,9 +183,7 @@ class PostgresConversations:
     async def _sweep(self, db: Any, tenant: str, current: int) -> None:
         now = self._wall()
         if now.trusted:
-            await db.execute(
-                "UPDATE midstream_conversations SET touched_unix_s = $1 WHERE touched_unix_s = 0", now.unix_s
-            )
+            await db.execute(_STAMP, now.unix_s)
             await db.execute(_OVER_AGE, now.unix_s - self._bounds.age_s)
         held_bytes = await db.fetchval("SELECT sum(size_bytes) FROM midstream_conversations WHERE tenant = $1", tenant)
         if held_bytes > self._bounds.tenant_bytes:

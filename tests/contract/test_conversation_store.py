@@ -213,6 +213,21 @@ async def test_a_clock_that_is_set_later_forgets_nothing_that_was_just_said(plac
     assert await there(store, "a", "early", "late", "back", "later") == ["back", "later"]
 
 
+async def test_conversations_from_before_the_clock_was_set_are_answered_in_at_once(place: Place) -> None:
+    """Each gave the others their time, in a circle: PostgreSQL broke it at the cost of answers."""
+    one, other = place.open(), place.open()
+    names = [f"c{number}" for number in range(8)]
+    for _ in range(3):
+        place.now = WallTime(100.0, False)
+        for name in names:
+            await one.extend("a", name, turns("u1", "a1"), "d")
+        place.now = WallTime(1.8e9, True)
+        await asyncio.gather(
+            *((one, other)[at % 2].extend("a", name, turns("u2", "a2"), "d") for at, name in enumerate(names))
+        )
+    assert [len(await texts(one, "a", name)) for name in names] == [12] * 8
+
+
 async def test_one_tenant_does_not_push_out_the_conversations_of_others(place: Place) -> None:
     store = place.open(ConversationBounds(conversations=5))
     await store.extend("small", "only", turns("u1", "a1"), "d")
