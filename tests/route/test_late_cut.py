@@ -152,7 +152,7 @@ async def scene(root: Path, model_file: Files, tmp_path: Path) -> AsyncIterator[
     files = {CLS: model_file(CLS)}
     async with cloud(root, store_with(tmp_path / "cloud", files)) as far:
         url = f"http://127.0.0.1:{far.proxy.port}"
-        slowed = SlowedRuntime(OnnxRuntime(), SLOW)
+        slowed = SlowedRuntime(OnnxRuntime(), SLOW, clock=time.thread_time)
         async with device(store_with(tmp_path / "device", files), url, policy=POLICY, onnx=slowed) as near:
             page = encode(drawn_text(["who is late?"], 300, 64, 22, dark_on_light=True))
             yield Scene(near, lambda: far.proxy.set_rate(1.0), page)

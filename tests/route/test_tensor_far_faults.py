@@ -147,7 +147,7 @@ async def scene(
         server = await serve([*liar.routes(far.way.mount.routes), *BundleShelf(root).routes()])
         proxy = ShaperProxy("127.0.0.1", server.port)
         url = f"http://127.0.0.1:{await proxy.start()}"
-        slowed = SlowedRuntime(OnnxRuntime(), SLOW)
+        slowed = SlowedRuntime(OnnxRuntime(), SLOW, clock=time.thread_time)
         async with device(store_with(tmp_path / "device", files), url, policy=POLICY, onnx=slowed) as near:
             link = HttpLink("user", f"http://127.0.0.1:{near.server.port}")
             page = model_file("sample-page").read_bytes()

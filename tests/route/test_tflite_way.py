@@ -75,7 +75,7 @@ async def far(bundles: Path, files: dict[str, tuple[CatalogueEntry, Path]], tmp_
 async def near(far: Cloud, files: dict[str, tuple[CatalogueEntry, Path]], tmp_path: Path) -> AsyncIterator[Device]:
     store = stored(tmp_path / "near", files)
     policy = SplitPolicy(period_s=0.05, explore_one_in=4)
-    slowed = SlowedRuntime(TfliteRuntime(), SLOW)
+    slowed = SlowedRuntime(TfliteRuntime(), SLOW, clock=time.thread_time)
     async with device(store, f"http://127.0.0.1:{far.proxy.port}", policy=policy, tflite=slowed) as running:
         for _ in range(200):
             if {FACE, FREE} <= running.way.runners.keys():
