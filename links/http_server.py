@@ -112,9 +112,10 @@ def _cannot_listen(host: str, port: int, err: OSError) -> ConfigError:
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's protocol with what it lacks: a time limit for the first request and JSON for malformed ones."""
+    """aiohttp's protocol with what it lacks: time limits for the first request and for taking the end of an answer, and
+    JSON for malformed requests."""
 
-    __slots__ = ("_first_request_timer", "_front")
+    __slots__ = ("_first_request_timer", "_front", "_left_bytes", "_taking_timer")
 
     def __init__(self, manager: _Server, front: Front) -> None:
         super().__init__(
@@ -131,6 +132,8 @@ class _Connection(web.RequestHandler):
         )
         self._front = front
         self._first_request_timer: asyncio.TimerHandle | None = None
+        self._taking_timer: asyncio.TimerHandle | None = None
+        self._left_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -142,10 +145,26 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def request_began(self) -> None:
-        """The first request has been read; from here on the idle time-out guards the connection."""
-        timer, self._first_request_timer = self._first_request_timer, None
-        if timer is not None:
-            timer.cancel()
+        """A request has been read; after the first the idle time-out guards the connection."""
+        for timer in (self._first_request_timer, self._taking_timer):
+            if timer is not None:
+                timer.cancel()
+        self._first_request_timer = self._taking_timer = None
+
+    def must_take(self, left_bytes: int = -1) -> None:
+        """All of an answer is written or will be at once: the client has to take it, however slowly. left_bytes: what
+        it had not taken a while ago.
+        """
+        self._left_bytes = left_bytes
+        self._taking_timer = asyncio.get_running_loop().call_later(self._front.limits.write_s, self._look)
+
+    def _look(self) -> None:
+        self._taking_timer = None
+        left_bytes = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        if left_bytes and self.transport is not None and 0 <= self._left_bytes <= left_bytes:
+            self.transport.abort()
+        elif left_bytes:
+            self.must_take(left_bytes)
 
     def _no_request(self) -> None:
         self._first_request_timer = None
@@ -247,6 +266,7 @@ class _Handler:
             whole = web.Response(status=answer.status, headers=headers, body=answer.body)
             if answer.status in CLOSING_STATUSES:
                 whole.force_close()
+            _must_take(raw)
             return whole
         return await self._stream(raw, answer.status, headers, answer.body)
 
@@ -261,6 +281,7 @@ class _Handler:
                     async with asyncio.timeout(self.front.limits.write_s):
                         await response.write(chunk)
             await response.write_eof()
+            _must_take(raw)
         except (ConnectionError, TimeoutError):
             # The client left or stopped reading: there is nobody to tell.
             _abort(raw)
@@ -295,6 +316,11 @@ class _Handler:
         finally:
             await stream.close()
         return socket
+
+
+def _must_take(raw: web.BaseRequest) -> None:
+    if isinstance(raw.protocol, _Connection):
+        raw.protocol.must_take()
 
 
 def _abort(raw: web.BaseRequest) -> None:

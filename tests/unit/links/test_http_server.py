@@ -204,6 +204,45 @@ async def test_a_client_that_stops_reading_is_given_up(server: RunningServer, ho
     writer.transport.abort()
 
 
+@pytest.mark.parametrize("headers", ["", "Connection: close\r\n"])
+async def test_a_client_that_never_takes_a_whole_answer_is_given_up(headers: str) -> None:
+    async def much(request: Request) -> Response:
+        return Response(200, {}, bytes(8 << 20))
+
+    running = await serve([Route("GET", "/much", much)], limits=LIMITS)
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", running.port))
+        await loop.sock_sendall(client, f"GET /much?now=1 HTTP/1.1\r\nHost: h\r\n{headers}\r\n".encode())
+        async with asyncio.timeout(5):
+            while not running.connections:
+                await asyncio.sleep(0.01)
+            while running.connections:
+                await asyncio.sleep(0.01)
+    await running.close(grace_s=0.1)
+
+
+async def test_a_whole_answer_goes_on_while_its_client_takes_some_of_it() -> None:
+    async def much(request: Request) -> Response:
+        return Response(200, {}, bytes(12 << 20))
+
+    running = await serve([Route("GET", "/much", much)], limits=LIMITS)
+    loop, taken_bytes = asyncio.get_running_loop(), 0
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", running.port))
+        await loop.sock_sendall(client, b"GET /much?now=1 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(20):
+            while part := await loop.sock_recv(client, 1 << 18):
+                taken_bytes += len(part)
+                await asyncio.sleep(0.03)
+    await running.close(grace_s=0.1)
+    assert taken_bytes > 12 << 20
+
+
 async def test_close_ends_what_still_runs_and_frees_the_port(house: House) -> None:
     running = await serve(house.routes(), limits=LIMITS)
     link = HttpLink("here", f"http://127.0.0.1:{running.port}")
