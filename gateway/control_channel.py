@@ -42,6 +42,9 @@ from protocol.policy import Policy
 log = logging.getLogger("midstream.gateway.channel")
 
 DEVICE, CLOUD = "device", "cloud"
+GOODBYE_S = 0.2
+"""Longest wait for an app to take the goodbye of a gateway that stops; all wait at once."""
+
 HELLO_S = 10.0
 SEND_S = 5.0
 SWEEPS_PER_BEAT = 4
@@ -164,11 +167,7 @@ class ControlChannel:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
         bye = write_frame(Bye(reason="the gateway stops"))
-        for session in self._sessions.all():
-            if session.stream is not None and session.handler is not None:
-                with contextlib.suppress(LinkError, TimeoutError):
-                    await asyncio.wait_for(session.stream.send(bye), 0.2)
-                session.handler.cancel()
+        await asyncio.gather(*(self._dismiss(session, bye) for session in self._sessions.all()))
         await self._store.close()
 
     @property
@@ -228,6 +227,16 @@ class ControlChannel:
             if session.stream is stream:
                 session.stream = session.handler = None
                 self._sessions.left(session.key, self._clock())
+
+    async def _dismiss(self, session: _Session, bye: bytes) -> None:
+        """End a connection with a goodbye, which its app may not take, or leave at."""
+        stream, handler = session.stream, session.handler
+        if stream is None or handler is None:
+            return
+        with contextlib.suppress(LinkError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await stream.send(bye)
+        handler.cancel()
 
     async def _attach(self, caller: Caller, hello: Hello, stream: FrameStream) -> tuple[_Session, bool]:
         """The session of this hello, on this connection, and whether it was known. An older connection of it ends."""

@@ -45,6 +45,20 @@ class AppStream:
         """Nothing is open."""
 
 
+class LeavingStream(AppStream):
+    """An app that hangs up at a goodbye, before its sender goes on."""
+
+    def __init__(self, handlers: list[asyncio.Task[None]]) -> None:
+        super().__init__()
+        self._handlers = handlers
+
+    async def send(self, frame: bytes) -> None:
+        await super().send(frame)
+        if isinstance(read_frame(frame), Bye):
+            self.say(None)
+            await asyncio.wait(self._handlers[-1:])
+
+
 SETTINGS = ChannelSettings(heartbeat_s=60.0, waiting=4, send_s=0.05)
 
 
@@ -127,6 +141,21 @@ async def test_an_app_that_acknowledges_nothing_loses_the_oldest_and_is_told_how
     assert [(one.seq, one.id) for one in rest if isinstance(one, Instruction)] == [
         (4, "w2"), (5, "w3"), (6, "w4"), (7, "w5"), (8, "route"), (9, "switch"),
     ]  # fmt: skip
+
+
+async def test_a_gateway_that_stops_waits_for_all_at_once_and_for_nobody_long(house: House) -> None:
+    """One after the other, a crowd that reads nothing held the stop up; an app that left at its goodbye broke it."""
+    for number in range(40):
+        (await house.app(number)).stuck = True
+    leaving = LeavingStream(house.tasks)
+    stream: FrameStream = leaving
+    leaving.say(write_frame(Hello(session=f"{100:032x}")))
+    house.tasks.append(asyncio.create_task(house.channel.handle(Request("GET", PATH, {}), stream)))
+    await until(lambda: len(leaving.sent) == 3)
+    async with asyncio.timeout(4.0):
+        await house.channel.stop()
+        await asyncio.wait(house.tasks)
+    assert isinstance(read_frame(leaving.sent[-1]), Bye)
 
 
 async def test_an_app_that_never_acknowledges_is_never_locked_out(house: House) -> None:
