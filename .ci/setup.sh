@@ -167,9 +167,9 @@ case $lane in
     set_up_postgres
     set_up_systemd_analyze
     set_up_clean_debian
-    set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 face-short-range \
-      face-long-range face-full-range face-full-range-sparse face-landmarks iris-landmarks basic-pitch basic-pitch-tflite \
-      sample-page sample-text
+    set_up_models ppocr-v4-det ppocr-v4-rec ppocr-v2-cls smollm2-135m gemma3-270m minilm-int8 minilm-tokenizer \
+      face-short-range face-long-range face-full-range face-full-range-sparse face-landmarks iris-landmarks \
+      basic-pitch basic-pitch-tflite sample-page sample-text
     ;;
   *) echo "usage: .ci/setup.sh demo|test|lint" >&2; exit 2 ;;
 esac
