@@ -49,7 +49,7 @@ EXTEND_CHUNK_TOKENS = 512
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 OpenStream = Callable[[], Awaitable[FrameStream]]
-A = TypeVar("A", Capabilities, TokenIds, Vectors)
+A = TypeVar("A", Capabilities, TokenIds, Vectors, Refuse)
 
 
 class PeerEngine:
@@ -156,6 +156,17 @@ class PeerEngine:
         if len(vectors) != len(texts):
             raise ProtocolError(f"{self.name} sent {len(vectors)} vectors for {len(texts)} texts", field="vectors")
         return vectors
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether the other side takes frames at all, whatever its engine does."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._ask(Resume(0), Refuse)
+        except (TimeoutError, LinkTimeout):
+            return False
+        except MidstreamError:
+            return True  # there is no such stream, or the connection's loss is told to whoever needs it
+        return True
 
     def load(self) -> EngineLoad:
         """The peer's load when last heard; at least what runs from here."""

@@ -2,7 +2,7 @@
 
 Parent and child speak the handoff protocol over the socket pair of engines.child. The first frame, from the parent, is
 JSON: {"target": "module:Class", "settings": {keyword arguments}}. With "serves": true the target is no text engine but
-a Served, which has the socket to itself.
+a Served, which has the socket to itself. A child that lets a request time out and then shows no sign of life is ended.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from engines.child import END_S, ChildProcess, SocketFrames
 from engines.peer import PeerEngine
 from engines.peer_host import serve_stream
 from engines.port import Continuation, EngineLoad, TextEngine
 from protocol.clock import Clock
-from protocol.errors import EngineError
+from protocol.errors import EngineError, LinkTimeout
 from protocol.text import TextCapabilities, TextRequest
+
+ALIVE_S = 30.0
+"""Longest wait for a sign of life, twice: this process may have been stopped meanwhile."""
+
+T = TypeVar("T")
 
 
 class WorkerEngine:
@@ -35,8 +40,16 @@ class WorkerEngine:
     """
 
     def __init__(
-        self, target: str, settings: Mapping[str, Any], *, name: str = "worker", clock: Clock = time.monotonic
+        self,
+        target: str,
+        settings: Mapping[str, Any],
+        *,
+        name: str = "worker",
+        alive_s: float = ALIVE_S,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self._alive_s = alive_s
+        self._looking: asyncio.Task[None] | None = None
         spec = json.dumps({"target": target, "settings": dict(settings)}).encode()
         self._child = ChildProcess(spec, name=name, clock=clock)
         self._peer = PeerEngine(
@@ -54,23 +67,43 @@ class WorkerEngine:
         return self._child.process_id
 
     async def capabilities(self) -> TextCapabilities:
-        return await self._peer.capabilities()
+        return await self._watched(self._peer.capabilities())
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        return await self._peer.prepare(request, deadline_s)
+        return await self._watched(self._peer.prepare(request, deadline_s))
 
     async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self._peer.tokenize(data)
+        return await self._watched(self._peer.tokenize(data))
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self._peer.embed(texts)
+        return await self._watched(self._peer.embed(texts))
 
     def load(self) -> EngineLoad:
         return self._peer.load()
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
         await self._peer.close()
         await self._child.reap()
+
+    async def _watched(self, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except LinkTimeout:
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._end_when_dead(), name="worker-alive")
+            raise
+
+    async def _end_when_dead(self) -> None:
+        suspect = self._child.process_id
+        try:
+            alive = await self._peer.answers(self._alive_s) or await self._peer.answers(self._alive_s)
+        finally:
+            self._looking = None
+        if not alive and self._child.process_id == suspect:
+            self._child.kill(f"it showed no sign of life for {2 * self._alive_s:.0f} s")
 
 
 def load_target(target: str, settings: Mapping[str, Any]) -> Any:

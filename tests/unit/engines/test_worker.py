@@ -11,7 +11,7 @@ import pytest
 
 from engines.fakes_text import fake_answer
 from engines.worker import WorkerEngine
-from protocol.errors import EngineCrashed, EngineError
+from protocol.errors import EngineCrashed, EngineError, LinkTimeout
 from protocol.text import Sampling, TextRequest, Token
 
 FAKE = "engines.fakes_text:FakeTextEngine"
@@ -65,6 +65,38 @@ async def test_a_crash_while_preparing_is_engine_crashed(worker: WorkerEngine) -
     os.kill(worker.process_id, signal.SIGKILL)
     with pytest.raises(EngineCrashed):
         await preparing
+
+
+async def test_a_child_that_shows_no_sign_of_life_is_replaced_and_its_requests_are_told() -> None:
+    worker = WorkerEngine(FAKE, {"tokens_per_s": 100.0, "answer_tokens": 2000}, alive_s=0.3)
+    running = await worker.prepare(ask(2000), 10)
+    tokens = running.start(0, 2000)
+    await anext(aiter(tokens))
+    first = worker.process_id
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(LinkTimeout):
+        await worker.prepare(ask(), 0.1)
+    with pytest.raises(EngineCrashed, match="no sign of life"):
+        async with asyncio.timeout(10):
+            async for _ in tokens:
+                pass
+    continuation = await worker.prepare(ask(5), 10)
+    assert len([token async for token in continuation.start(0, 100)]) == 5
+    assert worker.process_id != first and not alive(first)
+    await worker.close()
+
+
+async def test_a_child_that_is_only_slow_is_left_alone() -> None:
+    worker = WorkerEngine(FAKE, {"tokens_per_s": 100.0, "prefill_tokens_per_s": 10.0}, alive_s=2.0)
+    await worker.capabilities()
+    first = worker.process_id
+    with pytest.raises(LinkTimeout):
+        await worker.prepare(ask(), 0.05)
+    await asyncio.sleep(0.5)
+    assert worker.process_id == first
+    assert (await worker.capabilities()).context_tokens > 0
+    await worker.close()
 
 
 async def test_close_ends_the_child(worker: WorkerEngine) -> None:
