@@ -182,7 +182,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cache_ttl_s", _real(1.0, 1e8), "seconds after which a kept answer is too old"),
     Setting("cache_threshold", _real(0.0, 1.0), "least cosine of a semantic hit; 0: as tuned for the shipped encoder"),
     Setting("conversations", _flag, "keep the turns of requests that carry a conversation_id"),
-    Setting("conversations_mib", _whole(1, 1 << 20), "room for conversations, in MiB; the oldest go"),
+    Setting("conversations_mib", _whole(1, 1 << 20), "room for the conversations of one tenant, in MiB; the oldest go"),
     Setting("benchmark", _flag, "measure this device's models after start, in the background"),
     Setting("allow_raw_input", _flag, "allow policy to send raw inputs off the device"),
     Setting("allow_cloud_text", _flag, "allow policy to send prompts off the device"),

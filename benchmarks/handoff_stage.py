@@ -14,6 +14,7 @@ from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
+from engines.llama_server_child import ChildLlamaServer
 from engines.peer import PeerEngine
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import Continuation, EngineLoad, TextEngine
@@ -35,10 +36,6 @@ RETRANSMIT_S = 0.2
 
 Binding = Literal["llama_server", "llama_cpp"]
 Phase = Literal["prepare", "extend", "cut-over", "after"]
-_ENGINES = {
-    "llama_server": "engines.llama_server:EmbeddedLlamaServer",
-    "llama_cpp": "engines.llama_cpp:EmbeddedLlamaCpp",
-}
 
 
 @define
@@ -63,13 +60,16 @@ class Actor:
         self.tokens_per_s = 0.0
         self.vocabulary: str | None = None
         self.generations: list[Generation] = []
-        self._target = _ENGINES[binding]
-        self._settings = {"model_path": str(file), "context_tokens": CONTEXT_TOKENS, "threads": 1, "slots": 2}
+        self._binding = binding
+        self._file = file
         self._engine = self._make()
         self._killed = False
 
-    def _make(self) -> WorkerEngine:
-        return WorkerEngine(self._target, self._settings, name=self.name)
+    def _make(self) -> WorkerEngine | ChildLlamaServer:
+        if self._binding == "llama_server":
+            return ChildLlamaServer(self._file, context_tokens=CONTEXT_TOKENS, threads=1, slots=2, name=self.name)
+        settings = {"model_path": str(self._file), "context_tokens": CONTEXT_TOKENS, "threads": 1, "slots": 2}
+        return WorkerEngine("engines.llama_cpp:EmbeddedLlamaCpp", settings, name=self.name)
 
     def kill(self) -> None:
         """SIGKILL its process."""

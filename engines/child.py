@@ -23,6 +23,8 @@ END_S = 5.0
 MAX_STARTS = 5
 STARTS_WINDOW_S = 60.0
 _POLL_S = 0.01
+DYING_S = 1.0
+"""A process that dies closes its sockets before it can be waited for."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -59,6 +61,10 @@ class SocketFrames:
             return None
         except OSError as err:
             raise LinkClosed("the other process is gone") from err
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._writer.transport.abort()
 
     async def close(self) -> None:
         self._writer.close()
@@ -113,8 +119,20 @@ class ChildProcess:
             raise EngineError(f"the worker process of {self._name} cannot be started: {err}") from err
         finally:
             there.close()
-        frames = await SocketFrames.over(here)
-        await frames.send(self._spec)
+        try:
+            frames = await SocketFrames.over(here)
+        except BaseException:
+            here.close()  # which ends the child
+            raise
+        try:
+            await frames.send(self._spec)
+        except LinkClosed as err:
+            frames.abort()
+            await self.ended(DYING_S)
+            raise self.crashed() from err
+        except BaseException:
+            frames.abort()
+            raise
         return frames
 
     async def reap(self) -> None:

@@ -23,7 +23,7 @@ from engines.gguf import pools
 from engines.llama_server_embed import embed, embeds_texts
 from engines.llama_server_local import LocalServer, events, json_object, refused
 from engines.llama_server_stream import NativeServer, ServerContinuation
-from engines.llama_server_wire import NativePrompt, completion_body, read_chunk, template_messages
+from engines.llama_server_wire import NativePrompt, completion_body, template_messages
 from engines.pieces import check_bytes, is_piece, unfinished_bytes
 from engines.port import Continuation, EngineLoad
 from engines.registry import repair_step
@@ -439,5 +439,4 @@ __all__ = [
     "LlamaServerEngine",
     "LlamaServerUrlEngine",
     "probe",
-    "read_chunk",
 ]

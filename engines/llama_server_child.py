@@ -7,14 +7,14 @@ sign of life while a request waits for it is ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from engines.child import ChildProcess, SocketFrames
+from engines.child import DYING_S, ChildProcess, SocketFrames
 from engines.llama_server import Embedded, ServerEngine, default_threads
 from engines.llama_server_local import LocalServer
 from engines.llama_server_stream import NativeServer
@@ -37,9 +37,6 @@ LOOK_S = 15.0
 
 ALIVE_S = 15.0
 """Longest wait for that answer, twice: this process may have been stopped meanwhile."""
-
-DYING_S = 1.0
-"""A process that dies closes its sockets before it can be waited for."""
 
 
 class ServedLlamaServer:
@@ -66,9 +63,10 @@ class ServedLlamaServer:
             told = {"address": self._server.address, "key": self._server.key}
         except MidstreamError as err:
             told = {"problem": err.message, "next_step": err.next_step or ""}
-        await frames.send(json.dumps(told).encode())
-        while await frames.receive() is not None:
-            pass
+        with contextlib.suppress(LinkClosed):  # a parent that died has no use for it
+            await frames.send(json.dumps(told).encode())
+            while await frames.receive() is not None:
+                pass
 
     async def close(self) -> None:
         """Stop the server."""
@@ -165,6 +163,7 @@ class ChildLlamaServer(ServerEngine):
             starting.exception()  # whoever waits for it raises it
 
     async def _start(self) -> LocalServer:
+        self._server = None  # nobody asks the old one while the next loads
         await self._part()
         if self._vocabulary is None:
             # The server starts even from a broken file with a bare message, so the file is read here first.
@@ -208,7 +207,7 @@ class _Watched(LocalServer):
         self._look_timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def asked(self, path: str, data: bytes | None) -> AsyncGenerator[LocalReply, None]:
         self._running += 1
         self._look_later()

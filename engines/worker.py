@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -133,16 +134,20 @@ async def serve_socket(descriptor: int) -> None:
     spec = json.loads(await frames.receive() or b"{}")
     if spec.get("serves"):
         served: Served = load_target(spec["target"], spec["settings"])
-        await served.serve(frames)
-        await _closed(served)
+        try:
+            await served.serve(frames)
+        finally:
+            await _closed(served)
         return
     try:
         engine: TextEngine = load_target(spec["target"], spec["settings"])
     except EngineError as err:
         await serve_stream(_refuses(err), frames)
         return
-    await serve_stream(lambda model: engine, frames)
-    await _closed(engine)
+    try:
+        await serve_stream(lambda model: engine, frames)
+    finally:
+        await _closed(engine)
 
 
 async def _closed(served: Served | TextEngine) -> None:
@@ -162,9 +167,15 @@ def _refuses(err: EngineError) -> Callable[[str], TextEngine]:
 
 def main() -> None:
     """Entry of the child process: `python -m engines.worker DESCRIPTOR`."""
-    asyncio.run(serve_socket(int(sys.argv[1])))
-    # Native threads that do not end must not keep the process.
-    os._exit(0)
+    code = 1
+    try:
+        asyncio.run(serve_socket(int(sys.argv[1])))
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        # Native threads that do not end must not keep the process.
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ class _Session:
     stream: FrameStream | None = None
     handler: asyncio.Task[None] | None = None
     told: Desired = field(factory=Desired)
+    greeted: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -254,7 +255,7 @@ class ControlChannel:
         session.stream, session.handler = stream, asyncio.current_task()
         session.hello, session.caller, session.heard_s = hello, caller, self._clock()
         session.received = received
-        session.told = Desired()
+        session.told, session.greeted = Desired(), False
         session.outbox.resume(hello.received)
         session.outbox.keep(lambda frame: isinstance(frame, Instruction) and frame.id not in STATES)
         return session, resumed
@@ -264,9 +265,13 @@ class ControlChannel:
         lost, beat_s = session.outbox.lost, self._settings.heartbeat_s
         welcome = Welcome(received=session.received, heartbeat_s=beat_s, resumed=resumed, lost=lost)
         await stream.send(write_frame(welcome))
-        session.outbox.lost = 0
-        for frame in session.outbox.waiting():
-            await stream.send(frame)
+        session.outbox.lost -= lost
+        sent = 0
+        while waiting := session.outbox.numbered(sent):
+            for _, frame in waiting:
+                await stream.send(frame)
+            sent = waiting[-1][0]
+        session.greeted = True
         await self._tell(session)
 
     async def _serve(self, session: _Session, stream: FrameStream) -> None:
@@ -318,7 +323,7 @@ class ControlChannel:
     async def _sent(self, session: _Session, data: bytes) -> None:
         """A connection that takes nothing more is ended; what waits is sent to the next one."""
         stream, handler = session.stream, session.handler
-        if stream is None:
+        if stream is None or not session.greeted:  # what comes during the greeting is sent by it, in its turn
             return
         try:
             async with asyncio.timeout(self._settings.send_s):

@@ -272,8 +272,8 @@ class SqliteConversations(ThreadedSqlite):
                 "DELETE FROM conversations WHERE number IN "
                 "(SELECT number FROM conversations WHERE tenant = "
                 "(SELECT tenant FROM conversations GROUP BY tenant ORDER BY count(*) DESC LIMIT 1) "
-                "ORDER BY touched_unix_s LIMIT ?)",
-                (over,),
+                "ORDER BY number = ?, touched_unix_s LIMIT ?)",
+                (current, over),
             )
 
     def _forget(self, tenant: str, conversation: str) -> bool:

@@ -87,7 +87,7 @@ _OVER_NUMBER = """
 DELETE FROM midstream_conversations WHERE number IN (
     SELECT number FROM midstream_conversations WHERE tenant =
         (SELECT tenant FROM midstream_conversations GROUP BY tenant ORDER BY count(*) DESC LIMIT 1)
-    ORDER BY touched_unix_s LIMIT $1 FOR UPDATE SKIP LOCKED
+    ORDER BY number = $2, touched_unix_s LIMIT $1 FOR UPDATE SKIP LOCKED
 )
 """
 
@@ -106,6 +106,7 @@ class PostgresConversations:
         self._wall = wall
         self._pool: Any = None
         self._ready = False
+        self._closed = False
         self._opening = asyncio.Lock()
 
     async def turns(self, tenant: str, conversation: str) -> tuple[Message, ...]:
@@ -149,7 +150,8 @@ class PostgresConversations:
         return str(done) != "DELETE 0"
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Idempotent; who comes later is told by a ConfigError."""
+        self._closed = True
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
@@ -190,7 +192,7 @@ class PostgresConversations:
             await db.execute(_OVER_BYTES, current, tenant, self._bounds.tenant_bytes)
         over = await db.fetchval("SELECT count(*) FROM midstream_conversations") - self._bounds.conversations
         if over > 0:
-            await db.execute(_OVER_NUMBER, over)
+            await db.execute(_OVER_NUMBER, over, current)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -215,6 +217,8 @@ class PostgresConversations:
 
     async def _opened(self) -> Any:
         async with self._opening:
+            if self._closed:
+                raise ConfigError("the store of conversations was closed", field=SETTING)
             if self._pool is None:
                 self._pool = await self._asyncpg.create_pool(
                     self._url, min_size=0, max_size=MOST_CONNECTIONS, timeout=TIMEOUT_S, command_timeout=TIMEOUT_S,

@@ -103,8 +103,9 @@ def after_words(text: str) -> Iterator[re.Match[str]]:
     for at in places:
         if at < done:
             continue
-        found = SAID.search(text, max(done, at - MAX_BEFORE_WORD), at + MAX_SAID)
-        if found is not None and found.start() <= at:
+        starts = range(max(done, at - MAX_BEFORE_WORD), at + 1)
+        found = next((one for start in starts if (one := SAID.match(text, start, at + MAX_SAID))), None)
+        if found is not None:
             done = found.end()
             yield found
 

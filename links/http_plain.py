@@ -32,6 +32,9 @@ HOLD_HEAD_S = 0.002
 PATIENCE_S = 0.25
 """A request that is not whole after this is the full server's, with its limits for slow senders."""
 
+UNSENT_POLL_S = 0.02
+"""At a stop, between looks whether clients have taken what was written."""
+
 _START = re.compile(r"(GET|POST|PUT|PATCH|DELETE) (/|(?:/[\w~:-][\w.~:-]*)+) HTTP/1\.1", re.ASCII)
 _FIELDS = re.compile(r"(?:\r\n[\w!#$%&'*+.^`|~-]+:[\t -~]*)*", re.ASCII)
 _NOT_PLAIN = frozenset({"transfer-encoding", "upgrade", "expect", "trailer", "te", "sec-websocket-key"})
@@ -149,7 +152,9 @@ class PlainConnections:
             connection.finish()
 
     async def end(self, grace_s: float) -> None:
-        """Wait up to `grace_s` for running requests, then cancel them."""
+        """Wait up to `grace_s` for running requests, then cancel them; what is written may leave meanwhile."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + grace_s
         running = [connection.running for connection in self.open if connection.running is not None]
         if running:
             _, late = await asyncio.wait(running, timeout=grace_s)
@@ -157,6 +162,8 @@ class PlainConnections:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+        while loop.time() < until_s and any(connection.unsent for connection in self.open):
+            await asyncio.sleep(UNSENT_POLL_S)
         for connection in tuple(self.open):
             connection.abort()
 
@@ -186,6 +193,11 @@ class PlainConnection(asyncio.Protocol):
         """Close it, now or after the request that runs."""
         if self.running is None:
             self._transport.close()
+
+    @property
+    def unsent(self) -> bool:
+        """Part of an answer waits for its client."""
+        return bool(self._transport.get_write_buffer_size())
 
     def abort(self) -> None:
         """Hang up."""

@@ -118,7 +118,12 @@ class HttpWire(asyncio.Protocol):
     async def _wait(self) -> None:
         if self._error is not None:
             raise self._error
-        self._news = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._until_s:
+            raise TimeoutError
+        if self._timer is None and self._until_s < inf:
+            self._timer = loop.call_at(self._until_s, self._look)
+        self._news = loop.create_future()
         try:
             await self._news
         finally:

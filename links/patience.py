@@ -34,11 +34,16 @@ class Patience:
         else:
             self._until_s = inf
         try:
-            return await coming
-        except asyncio.CancelledError as err:
-            if self._over and task.uncancel() <= cancelling:
+            found = await coming
+        except BaseException as err:
+            ours = self._over and task.uncancel() <= cancelling
+            if ours and isinstance(err, asyncio.CancelledError):
                 raise TimeoutError from err
             raise
+        else:
+            if self._over:
+                task.uncancel()  # it came in the turn in which patience ended
+            return found
         finally:
             self._task = None
 

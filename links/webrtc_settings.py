@@ -11,9 +11,6 @@ from attrs import field, frozen
 
 from protocol.errors import ConfigError
 
-MAX_SERVERS = 2
-"""One STUN and one TURN server: the library uses the first of each kind and would drop others in silence."""
-
 _SERVER = re.compile(r"(stun|turn|turns):[A-Za-z0-9.\[\]:-]{1,253}(\?transport=(udp|tcp))?")
 
 
@@ -43,6 +40,7 @@ def check(settings: WebRtcSettings) -> WebRtcSettings:
                 field="webrtc_servers",
             )
     turns = [server for server in settings.servers if server.startswith("turn")]
+    # The library uses the first of each kind and would drop others in silence.
     if len(turns) > 1 or len(settings.servers) - len(turns) > 1:
         raise ConfigError(
             "one STUN and one TURN server can be used", next_step="name one of each", field="webrtc_servers"

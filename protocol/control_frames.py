@@ -158,11 +158,13 @@ def _check_hello(hello: Hello) -> None:
 @define
 class Outbox:
     """Numbered frames until they are acknowledged. `last` is the number given last; `lost` says how many were dropped
-    without one, since it was set to 0."""
+    without one and have not been told yet: who tells it takes that off."""
 
     limit: int = MAX_WAITING
     last: int = 0
     lost: int = field(default=0, init=False)
+    _gap: int = field(default=0, init=False)
+    """Numbers before the first that waits which were dropped since they were given out."""
     _waiting: OrderedDict[int, bytes] = field(factory=OrderedDict, init=False)
 
     def __len__(self) -> int:
@@ -185,6 +187,7 @@ class Outbox:
         """The oldest that waits will not be sent again. The others keep their numbers until `resume` closes the gap."""
         self._waiting.popitem(last=False)
         self.lost += 1
+        self._gap += 1
 
     def keep(self, wanted: Callable[[Frame], bool]) -> None:
         """Drop what is not wanted any more, after `resume` and before the rest is sent again: it is numbered anew."""
@@ -196,7 +199,9 @@ class Outbox:
 
     def acknowledge(self, seq: int) -> None:
         """Forget everything up to `seq`. A number that was never given is ignored."""
-        self.lost = min(self.lost, max(0, self.last - len(self._waiting) - seq))
+        gap = min(self._gap, max(0, self.last - len(self._waiting) - seq))
+        self.lost = max(0, self.lost - (self._gap - gap))  # it took them before they were dropped
+        self._gap = gap
         while self._waiting and next(iter(self._waiting)) <= seq:
             self._waiting.popitem(last=False)
 
@@ -204,7 +209,7 @@ class Outbox:
         """The other side took everything up to `received`. What waits follows that number without a gap, also when
         the other side has forgotten numbers that it took once."""
         first = self.last - len(self._waiting)
-        if first - self.lost <= received <= self.last:
+        if first - self._gap <= received <= self.last:
             self.acknowledge(received)
         if received < first or received > self.last:
             self.renumber(received)
@@ -215,7 +220,7 @@ class Outbox:
 
     def _number(self, frames: Iterable[Frame | None], received: int) -> None:
         self._waiting.clear()
-        self.last = received
+        self.last, self._gap = received, 0
         for frame in frames:
             assert isinstance(frame, (Instruction, Result))
             self.put(frame)
@@ -223,3 +228,7 @@ class Outbox:
     def waiting(self) -> Sequence[bytes]:
         """What to send again on a new connection, in order."""
         return tuple(self._waiting.values())
+
+    def numbered(self, after: int) -> Sequence[tuple[int, bytes]]:
+        """The same with their numbers, those above `after`."""
+        return tuple((number, data) for number, data in self._waiting.items() if number > after)

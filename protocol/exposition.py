@@ -33,7 +33,6 @@ from protocol.events import (
     arm_kind,
 )
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERIES = 200
 MAX_LABEL_CHARS = 128
 MAX_KEYS = 1024

@@ -160,8 +160,9 @@ def _response_format(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None
 
 def _shared(fields: Fields) -> dict[str, Any]:
     """What both endpoints have in common, and what neither supports."""
-    for name in fields.raw.keys() & _HARMLESS.keys():
-        fields.only(name, _HARMLESS[name])
+    for name, harmless in _HARMLESS.items():
+        if name in fields.raw:
+            fields.only(name, harmless)
     modalities = fields.raw.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise Unsupported("only text can be answered", field="modalities")

@@ -275,11 +275,11 @@ class DeviceWay:
     def want_rest(self, plan: ModelPlan, arm: Arm) -> None:
         """Have the tail of a cut here too, in the background: fetched, loaded into free memory and warmed."""
         cut = plan.cut(arm)
-        self._heads.want_rest(plan.tail(cut), partial(self._fetch_tail, plan, cut))
+        self._heads.want_rest(plan.tail(cut), partial(self._fetch_tail, plan, cut, arm.link or ""))
 
-    async def _fetch_tail(self, plan: ModelPlan, cut: CutEntry) -> None:
+    async def _fetch_tail(self, plan: ModelPlan, cut: CutEntry, link: str) -> None:
         """A tail's file, so that it can run here; fetched when it is wanted first, over a link that may carry it."""
-        remote = next(iter(self._ports.remotes().values()), None) if self._ports.may_fetch() else None
+        remote = self._ports.remotes().get(link) if self._ports.may_fetch() else None
         path = await self._client.tail(remote.link if remote else None, plan.manifest, cut)
         runner = self._runners.get(plan.name)
         if runner is None or runner.plan.manifest != plan.manifest:

@@ -80,21 +80,13 @@ class Heads:
 
     def want(self, name: str, load_tail: Callable[[], Awaitable[None]]) -> None:
         """Load and warm in the background, unless that is under way, failed a moment ago or is done."""
-        head = self._heads.setdefault(name, _Head())
-        if head.loading or head.until_s > self._clock() or self.ready(name):
-            return
-        head.loading = True
-        self._spawn(self._load(name, head, load_tail), f"load {name}")
+        self._want(name, after=load_tail)
 
     def want_rest(self, name: str, fetch: Callable[[], Awaitable[None]]) -> None:
         """The same for a tail that is to run here when its link is late: `fetch` brings the file, and it only takes
         memory that is free. A head that needs the room later puts it out first, since it runs least.
         """
-        rest = self._heads.setdefault(name, _Head())
-        if rest.loading or rest.until_s > self._clock() or self.ready(name):
-            return
-        rest.loading = True
-        self._spawn(self._load(name, rest, before=fetch, spare=True), f"load {name}")
+        self._want(name, before=fetch, spare=True)
 
     def forget(self, name: str) -> None:
         """Its model was removed, or has another bundle."""
@@ -117,13 +109,27 @@ class Heads:
         except MidstreamError as err:
             _log.info("%s is not loaded ahead: %s", name, err)
 
+    def _want(
+        self,
+        name: str,
+        *,
+        before: Callable[[], Awaitable[None]] = _nothing,
+        after: Callable[[], Awaitable[None]] = _nothing,
+        spare: bool = False,
+    ) -> None:
+        head = self._heads.setdefault(name, _Head())
+        if head.loading or head.until_s > self._clock() or self.ready(name):
+            return
+        head.loading = True
+        self._spawn(self._load(name, head, before, after, spare), f"load {name}")
+
     async def _load(
         self,
         name: str,
         head: _Head,
-        after: Callable[[], Awaitable[None]] = _nothing,
-        before: Callable[[], Awaitable[None]] = _nothing,
-        spare: bool = False,
+        before: Callable[[], Awaitable[None]],
+        after: Callable[[], Awaitable[None]],
+        spare: bool,
     ) -> None:
         try:
             await before()

@@ -128,9 +128,11 @@ class Race:
         reason = f"hedge for {entry.arm}: {found.reason}"
         self._count(entry, found)
         if found.rest:
+            began_s = self._ports.clock()
             outcome = await self._from_the_head(entry, reason)
             if outcome is not None:
                 return outcome
+            self._decider.hedge_over(found, self._ports.clock() - began_s)
             self._count(entry, Hedge(0.0, reason, entry.decision.device_s))
         return await self._timed(entry, DEVICE_ARM, reason)
 
@@ -144,16 +146,19 @@ class Race:
 
         A deadline that passed and an input that is not finite say nothing of a tail.
         """
+        tail = self._plan.tail(self._plan.cut(entry.arm))
         try:
-            return await self._timed(entry, evolve(entry.arm, link=None), reason)
+            outcome = await self._timed(entry, evolve(entry.arm, link=None), reason)
         except Loading:
             return None
         except Full:
             raise
         except MidstreamError as err:
             if self._ports.clock() < entry.ends_s and finite(entry.work.tensors):
-                self._ports.ran(self._plan.tail(self._plan.cut(entry.arm)), err)
+                self._ports.ran(tail, err)
             return None
+        self._ports.ran(tail, None)
+        return outcome
 
     async def _first(
         self, entry: Entry, link: asyncio.Task[ArmAnswer], device: asyncio.Task[Outcome] | None

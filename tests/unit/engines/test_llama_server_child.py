@@ -71,6 +71,22 @@ async def test_a_process_that_died_while_nobody_asked_is_not_noticed(engine: Chi
     assert len(await answer(engine, 4)) == 4
 
 
+async def test_who_asks_while_the_next_process_loads_waits_for_it(model_file: Callable[[str], Path]) -> None:
+    engine = ChildLlamaServer(model_file(MODEL), context_tokens=256, threads=1, slots=2, name=MODEL)
+    try:
+        await engine.capabilities()
+        killed = process_of(engine)
+        os.kill(killed, signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        first = asyncio.ensure_future(answer(engine, 2))
+        while engine.process_id in (None, killed):
+            await asyncio.sleep(0.001)
+        assert len(await answer(engine, 3)) == 3
+        assert len(await first) == 2
+    finally:
+        await engine.close()
+
+
 async def test_a_crash_while_it_loads_is_told(engine: ChildLlamaServer) -> None:
     asking = asyncio.ensure_future(engine.capabilities())
     while engine.process_id is None:

@@ -59,6 +59,18 @@ class LeavingStream(AppStream):
             await asyncio.wait(self._handlers[-1:])
 
 
+class SlowStream(AppStream):
+    """It takes nothing before `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def send(self, frame: bytes) -> None:
+        await self.go.wait()
+        await super().send(frame)
+
+
 SETTINGS = ChannelSettings(heartbeat_s=60.0, waiting=4, send_s=0.05)
 
 
@@ -140,6 +152,25 @@ async def test_an_app_that_acknowledges_nothing_loses_the_oldest_and_is_told_how
     rest = [read_frame(frame) for frame in back.sent[1:]]
     assert [(one.seq, one.id) for one in rest if isinstance(one, Instruction)] == [
         (4, "w2"), (5, "w3"), (6, "w4"), (7, "w5"), (8, "route"), (9, "switch"),
+    ]  # fmt: skip
+
+
+async def test_what_is_given_during_the_greeting_keeps_its_turn(house: House) -> None:
+    """Sent at once, it overtook what waited, and an app that takes numbers in order was deaf from then on."""
+    app, slow = await house.app(1), SlowStream()
+    await house.channel.instruct(Instruction(id="w0", do="warm", model="m"))
+    app.say(None)
+    await asyncio.wait(house.tasks)
+    stream: FrameStream = slow
+    slow.say(write_frame(Hello(session=f"{1:032x}")))
+    house.tasks.append(asyncio.create_task(house.channel.handle(Request("GET", PATH, {"who": "local"}), stream)))
+    await until(lambda: house.channel.sessions[0].connected)
+    assert await house.channel.instruct(Instruction(id="w1", do="warm", model="m")) == 1
+    slow.go.set()
+    await until(lambda: len(slow.sent) == 5)
+    told = [read_frame(frame) for frame in slow.sent[1:]]
+    assert [(one.seq, one.id) for one in told if isinstance(one, Instruction)] == [
+        (1, "w0"), (2, "w1"), (3, "route"), (4, "switch"),
     ]  # fmt: skip
 
 

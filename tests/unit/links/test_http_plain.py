@@ -416,3 +416,22 @@ def test_the_type_of_an_answer_is_said_once() -> None:
 
 def test_an_answer_without_a_body_says_no_length() -> None:
     assert head_bytes(204, {}, 0, True) == b"HTTP/1.1 204 No Content\r\n\r\n"
+
+
+async def test_an_answer_that_is_written_leaves_although_the_server_stops() -> None:
+    body = bytes(8 << 20)
+
+    async def big(request: Request) -> Response:
+        return Response(200, {}, body)
+
+    running = await serve([Route("GET", "/big", big)])
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1 << 16)
+    writer.write(b"GET /big HTTP/1.1\r\nHost: a:1\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    stopping, size_bytes = asyncio.create_task(running.close(grace_s=20.0)), 0
+    while part := await reader.read(1 << 16):
+        size_bytes += len(part)
+        await asyncio.sleep(0.002)
+    await stopping
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 200") and size_bytes == len(body)

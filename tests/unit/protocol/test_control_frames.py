@@ -106,6 +106,18 @@ def test_dropped_frames_leave_no_gap_and_are_counted_unless_they_had_arrived(
     assert box.lost == lost
 
 
+def test_what_was_lost_stays_to_be_told_until_somebody_told_it() -> None:
+    box = Outbox()
+    for number in range(4):
+        box.put(Result(of=str(number), kind="part"))
+    box.drop_first()
+    box.drop_first()
+    for _ in range(2):  # the welcome to the first of the two never arrived
+        box.resume(0)
+        assert box.lost == 2
+    assert [number for number, _ in box.numbered(1)] == [2]
+
+
 def test_frames_that_are_not_wanted_any_more_are_taken_out_of_the_line() -> None:
     box = Outbox()
     for name in ("a", "b", "a", "c"):
