@@ -36,7 +36,7 @@ from typing import Any
 from attrs import evolve
 
 from benchmarks.handoff_law import Law
-from benchmarks.handoff_plan import GEMMA, PROMPTS, SMOL, Plan, pairs, plans
+from benchmarks.handoff_plan import GEMMA, PROMPTS, SMOL, Pair, Plan, longest_answer, pairs, plans
 from benchmarks.handoff_report import Outcome, answer_keys
 from benchmarks.handoff_score import Judged, judge
 from benchmarks.handoff_stage import Actor, Batch, Binding, Phase, Stage, Watched, stage
@@ -132,10 +132,14 @@ class Bench:
         shown = ", ".join(f"{actor.name} {actor.tokens_per_s:.0f}" for actor in self.stage.actors.values())
         say(f"tokens/s with one thread: {shown}")
 
+    def reader_tokens_per_s(self, pair: Pair) -> float:
+        """A quarter of what the slower of the two decodes."""
+        return min(self.stage.actors[name].tokens_per_s for name in (pair.device, pair.cloud)) / 4
+
     async def run(self, plan: Plan) -> Outcome:
         """Make one answer; returns when it was generated. Its reader may still read the rest of it."""
         device, cloud = self.stage.actors[plan.pair.device], self.stage.actors[plan.pair.cloud]
-        r_c = min(device.tokens_per_s, cloud.tokens_per_s) / 4
+        r_c = self.reader_tokens_per_s(plan.pair)
         device.generations.clear()
         cloud.generations.clear()
         self.stage.batches.clear()
@@ -323,7 +327,12 @@ async def run(json_file: Path | None, quick: bool, seed: int, limit_s: float, bo
         try:
             await bench.measure()
             scoring_s = min(SCORING_S, limit_s / 4)
-            await perform(bench, plans(quick, draw), began_s + limit_s - scoring_s)
+            end_s = began_s + limit_s - scoring_s
+            answers = plans(quick, draw)
+            rates = [bench.reader_tokens_per_s(pair) for pair in pairs(quick)]
+            longest = longest_answer(rates, len(answers), AHEAD_TOKENS // 2, end_s - time.monotonic())
+            bench.notes.append(f"answers have {longest} tokens at most")
+            await perform(bench, [evolve(one, max_tokens=min(one.max_tokens, longest)) for one in answers], end_s)
             await bench.rest()
         finally:
             await bench.close()

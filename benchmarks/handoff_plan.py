@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from statistics import mean
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -11,6 +13,7 @@ from benchmarks.handoff_stage import Phase
 
 SMOL, GEMMA = "smollm2-135m", "gemma3-270m"
 RTTS_S = (0.02, 0.06, 0.15)
+REMADE_RATIO = 1.1
 
 PROMPTS = (
     "Once upon a time, in a land of rivers and mills, there lived an old woman who",
@@ -107,6 +110,16 @@ def plans(quick: bool, draw: random.Random) -> list[Plan]:
     # A run that is ended early has some of each.
     first = [next(plan for plan in found if wanted(plan)) for wanted in (_stays, _moves_by_ids)]
     return [*first, *(plan for plan in found if plan not in first)]
+
+
+def longest_answer(reader_tokens_per_s: Sequence[float], answers: int, ahead_tokens: int, seconds: float) -> int:
+    """Tokens that answers may have so that all are made in time, 64 at most and 40 at least: the reader sets the pace.
+
+    reader_tokens_per_s: by pair. ahead_tokens: what an answer's end does not wait for. REMADE_RATIO is for those that
+    are made again.
+    """
+    each_s = seconds / (answers * REMADE_RATIO)
+    return int(min(64.0, max(40.0, ahead_tokens + each_s / mean(1.0 / rate for rate in reader_tokens_per_s))))
 
 
 def _stays(plan: Plan) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from attrs import define, evolve, field
 
 from benchmarks.handoff_law import Law
-from benchmarks.handoff_plan import PHASES, PROMPTS, VICTIMS, Crossing, Plan, plans
+from benchmarks.handoff_plan import PHASES, PROMPTS, REMADE_RATIO, VICTIMS, Crossing, Plan, longest_answer, plans
 from benchmarks.handoff_report import Likelihood, Outcome, answer_keys
 from benchmarks.handoff_score import Judged, Scored, Suspect, judge, own_pass, text_bytes
 from benchmarks.handoff_stage import Actor, Batch, Generation
@@ -174,3 +174,9 @@ def test_the_whole_bench_kills_everybody_in_every_phase_and_moves_both_ways() ->
     assert {plan.rtt_s for plan in clean} == {0.02, 0.06, 0.15}
     assert {plan.pair.crosses for plan in clean} == {"ids", "text", "other model"}
     assert all(plan.max_tokens <= 64 for plan in found)
+
+
+def test_answers_are_as_long_as_the_time_and_the_readers_pace_allow() -> None:
+    assert longest_answer([20.0], 100, 10, 3600.0) == 64
+    assert longest_answer([5.0, 5.0], 100, 10, 0.0) == 40
+    assert longest_answer([5.0, 10.0], 100, 10, 100 * REMADE_RATIO * 6.01) == 10 + 40
