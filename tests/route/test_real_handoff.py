@@ -66,7 +66,7 @@ async def pair(path: Path, device: Binding, cloud: Binding) -> AsyncIterator[Pai
     # Loading is no part of a handoff.
     await there.capabilities()
     peer = PeerEngine(open_stream, name="cloud", model=MODEL, vocabulary=(await here.capabilities()).vocabulary)
-    settings = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, "n_threads": 1, "n_threads_batch": 1}
+    settings = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, "n_threads": 1, "n_threads_batch": 2}
     oracle = llama_cpp.Llama(str(path), logits_all=True, verbose=False, **settings)
     try:
         prompt = tuple(oracle.tokenize(TEXT.encode(), add_bos=True, special=True))
