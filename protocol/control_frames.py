@@ -44,7 +44,7 @@ class Hello:
 
 @frozen(kw_only=True)
 class Welcome:
-    """The gateway's answer. received: last result it has kept. lost: instructions of this session that it will not get,
+    """The gateway's answer. received: last result it has kept. lost: instructions that the app will not get,
     for too many waited for its acknowledgement. The app sends a frame (a beat, if it has nothing else) at least twice
     in heartbeat_s and takes a gateway that is silent for two of them for gone."""
 

@@ -56,15 +56,16 @@ def wave(folder: Path, port: int, count: int = APPS) -> tuple[float, int, int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_five_thousand_silent_apps_are_reaped_and_their_memory_returns(tmp_path: Path) -> None:
-    """Of the C library: CPython's own allocator gives back whole MiB only, and some object stays in most of them."""
-    with program("gateway", str(tmp_path), str(HEARTBEAT_S), PYTHONMALLOC="malloc") as gateway:
+@pytest.mark.parametrize("allocator", ["pymalloc", "malloc"])
+def test_five_thousand_silent_apps_are_reaped_and_their_memory_returns(tmp_path: Path, allocator: str) -> None:
+    with program("gateway", str(tmp_path), str(HEARTBEAT_S), PYTHONMALLOC=allocator) as gateway:
         assert gateway.stdout is not None
         port = int(gateway.stdout.readline())
         before = wave(tmp_path, port, WARM_APPS)[2]
-        waves = [wave(tmp_path, port) for _ in range(2)]
-    print(f"RSS {before} before; (seconds to the last, RSS with all, RSS after) {waves}")
+        waves = [wave(tmp_path, port) for _ in range(2 if allocator == "malloc" else 1)]
+    print(f"{allocator}: RSS {before} before; (seconds to the last, RSS with all, RSS after) {waves}")
     for seconds, full, after in waves:
         assert seconds <= 2 * HEARTBEAT_S
-        assert after <= 1.1 * before < full
+        # CPython's own allocator gives back whole MiB only, and some object stays in most of them.
+        assert after <= 1.1 * before if allocator == "malloc" else after - before <= 0.75 * (full - before)
     assert waves[-1][1] <= 1.1 * waves[0][1]  # a second wave takes no more than the first
