@@ -52,10 +52,10 @@ class Door:
 
     def known(self, model: str) -> tuple[str, ...]:
         """Targets that have `model`. Raises NotFound or Loading."""
-        targets = self.way.models().get(model)
+        targets = self.way.candidates.models().get(model)
         if targets is None:
-            self.way.check_loading(model)
-            known = ", ".join(self.way.models()) or "none"
+            self.way.candidates.check_loading(model)
+            known = ", ".join(self.way.candidates.models()) or "none"
             raise NotFound(f"there is no model {model[:256]!r} here", next_step=f"available: {known}", field="model")
         return targets
 

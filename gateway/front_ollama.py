@@ -84,7 +84,7 @@ class OllamaFront:
     async def tags(self, request: Request) -> Response:
         """GET /api/tags."""
         allowed = self._door.way.caller(request).models
-        models = [model for model in self._door.way.models() if allowed is None or model in allowed]
+        models = [model for model in self._door.way.candidates.models() if allowed is None or model in allowed]
         return Response(200, JSON, dump(ollama_wire.models_list(models, self._door.begun_unix_s)))
 
     async def show(self, request: Request) -> Response:
@@ -93,7 +93,7 @@ class OllamaFront:
         fields = Fields(body)
         model = bare_name(fields.text("model" if "model" in body else "name"))
         self._door.known(model)
-        context_tokens, can = await self._door.way.abilities(model)
+        context_tokens, can = await self._door.way.candidates.abilities(model)
         return Response(200, JSON, dump(ollama_wire.shown_model(context_tokens, can, self._door.begun_unix_s)))
 
     async def version(self, request: Request) -> Response:

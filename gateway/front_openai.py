@@ -40,7 +40,8 @@ class OpenAIFront:
     async def models(self, request: Request) -> Response:
         """Every model that some allowed target has and the key may name; `owned_by` names those targets."""
         allowed = self._door.way.caller(request).models
-        found = {m: targets for m, targets in self._door.way.models().items() if allowed is None or m in allowed}
+        known = self._door.way.candidates.models()
+        found = {m: targets for m, targets in known.items() if allowed is None or m in allowed}
         if ANTHROPIC in request.headers:
             return Response(200, JSON, openai_wire.dump(anthropic_wire.models_list(list(found), self._begun())))
         listed = openai_wire.models_list(

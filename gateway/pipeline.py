@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from engines.renamed import RenamedTextEngine
 from gateway import dispatch
 from gateway.answer import Answer, Source
 from gateway.attempt import StreamPorts
-from gateway.context import LOCAL, Caller, Constraints, RequestContext, constraints_of
+from gateway.candidates import Candidates
+from gateway.context import LOCAL, Caller, RequestContext
 from gateway.dispatch_live import Dispatcher
 from gateway.dispatch_plans import Plans
 from gateway.doubt import doubt_of
@@ -19,33 +18,21 @@ from gateway.embedding import EmbeddingRun
 from gateway.ending import Ending
 from gateway.flights import Flights
 from gateway.kept import KeptAnswer
+from gateway.places import Places
 from gateway.ports import AUTO, CacheKey, Compressed, Estimate, Findings, Reservation, Routed, Signals
-from gateway.relay_plan import Relay, RelayPorts, Running, relay_of
+from gateway.prompt_bounds import check_size, opened_within_limits, within_limits
+from gateway.relay_plan import Relay, RelayPorts, relay_of
 from gateway.settings import GatewayPorts, GatewaySettings
 from gateway.shadow import Case, Shadows
-from gateway.shelf import Shelf
-from gateway.spending import Spending, most_money, prompt_size
+from gateway.spending import BYTES_PER_TOKEN, Spending, most_money, prompt_size
 from gateway.stream import StreamOwner
-from gateway.targets import AnswerLengths, Target, TargetBoard, TargetView, offered
+from gateway.targets import AnswerLengths, Target, TargetBoard
 from gateway.tool_prompt import adapted
-from gateway.wants import wants
 from links.port import Request
-from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes, tools_bytes
-from protocol.errors import Full, Loading, MidstreamError, NotAllowed, NotFound, TooLarge, Unsupported
-from protocol.policy import DispatchPolicy, LimitsPolicy, Policy, Start
+from protocol.chat import ChatRequest, EmbeddingsRequest, prompt_bytes
+from protocol.errors import Unsupported
+from protocol.policy import DispatchPolicy, Policy, Start
 from protocol.trace import RANDOM_BYTES, entered
-
-BYTES_PER_TOKEN = 4
-"""Rough size of a token, enough to scale patience before anything was tokenised."""
-
-MAX_NAMED_MODELS = 20
-"""Models that an error names; more would hide the message."""
-
-LOADING_RETRY_S = 2.0
-"""A small model is in memory after a few seconds; who asks again sooner does no harm."""
-
-ABORT_S = 1.0
-"""Answers that were cut get this long to tell their clients."""
 
 
 @frozen
@@ -68,16 +55,16 @@ class TextWay:
         self.board = TargetBoard()
         self._lengths = AnswerLengths()
         self._flights: Flights[bytes] = Flights()
-        self._running: dict[int, Running] = {}
-        self._stopping = False
+        self.places = Places(settings.max_concurrent, ports.clock)
         self._policy_started: DispatchPolicy | None = None
         self._starts: dict[Start, DispatchPolicy] = {}
-        self.shadows = Shadows(ports, settings, self.board, self.able, self.capable, self._tells_calls)
+        self.candidates = Candidates(ports, self.board, self.signals)
+        self.shadows = Shadows(ports, settings, self.board, self.candidates)
         self.dispatcher = Dispatcher(
             Plans(self._lengths.mean_tokens),
-            self.views,
+            self.candidates.views,
             ports.policy,
-            lambda: len(self._running),
+            lambda: len(self.places),
             self.board.work,
             ports.power,
             ports.clock,
@@ -95,7 +82,7 @@ class TextWay:
         with the first piece.
         """
         policy, came_s = self.ports.policy(), self.ports.clock()
-        chat = _bounded(asked, await self.ports.conversations.opened(caller, asked), policy.limits)
+        chat = opened_within_limits(asked, await self.ports.conversations.opened(caller, asked), policy.limits)
         spending = await self._reserved(chat, caller)
         try:
             return await self._admitted(asked, chat, caller, policy, spending, came_s)
@@ -122,6 +109,9 @@ class TextWay:
 
         def owner() -> Source:
             return KeptAnswer(kept) if kept else self._owner(context, compressed.chat, plan, targets, spending, routed)
+
+        def tells_calls(side: str) -> bool:
+            return kept is not None or self.candidates.tells_calls(ending.targets.get(side), routed.model)
 
         ending = Ending(
             ports=ports,
@@ -151,7 +141,7 @@ class TextWay:
             restorer,
             ports.clock,
             ports.emit,
-            tells_calls=lambda side: kept is not None or self._tells_calls(ending.targets.get(side), routed.model),
+            tells_calls=tells_calls,
             relay=relay,
         )
 
@@ -163,11 +153,11 @@ class TextWay:
         if stays := await self.ports.conversations.stays(caller, chat):
             findings = evolve(findings, local_only=True, reason=findings.reason or stays)
         asker = await self.ports.router.consulted(chat, caller, policy)
-        shelf = self.shelf()
+        shelf = self.candidates.shelf()
         routed = self.ports.router.route(chat, asker, findings, shelf, policy, self.ports.draw())
         routed = degraded(routed, reservation)
-        able = self.able(routed.model, routed.constraints, shelf)
-        return findings, routed, await self.capable(chat.named(routed.model), able)
+        able = self.candidates.able(routed.model, routed.constraints, shelf)
+        return findings, routed, await self.candidates.capable(chat.named(routed.model), able)
 
     async def route(self, asked: ChatRequest, caller: Caller = LOCAL) -> Decision:
         """Where the request would go now; nothing is generated and nothing is charged. Raises what `answer` raises."""
@@ -209,11 +199,7 @@ class TextWay:
         by_name = {target.name: target for target in targets}
         starts = [by_name[name] for name, _ in plan.starts]
         request = chat.text_request(context.caller.tenant, context.trace.header)
-        return relay_of(request, chat.stream, starts, targets, RelayPorts(self.board, self._flights, self._hold))
-
-    def _tells_calls(self, target: Target | None, model: str) -> bool:
-        known = self.board.known(target, model) if target is not None else None
-        return known is not None and known.tools
+        return relay_of(request, chat.stream, starts, targets, RelayPorts(self.board, self._flights, self.places.hold))
 
     async def _compressed(
         self, caller: Caller, chat: ChatRequest, plan: dispatch.DispatchPlan, targets: Sequence[Target]
@@ -241,18 +227,8 @@ class TextWay:
             raise
         context = self._context(routed, caller, policy, came_s)
         return EmbeddingRun(
-            context, wanted, targets, self.board, self._hold, self.ports.clock, self.ports.emit, spending
+            context, wanted, targets, self.board, self.places.hold, self.ports.clock, self.ports.emit, spending
         )
-
-    def shelf(self) -> Shelf:
-        """What there is to choose from now."""
-        now_s, view = self.ports.clock(), self.board.view
-        allowed = constraints_of(self.ports.policy())
-        return Shelf(self.offered(), allowed, lambda target, model: view(target, model, now_s), self.signals)
-
-    def views(self, model: str) -> Sequence[TargetView]:
-        """What may be known of the targets that have `model`."""
-        return self.shelf().views(model)
 
     def signals(self, caller: Caller) -> Signals:
         """What moves routing: the caller's budgets, battery and heat."""
@@ -263,73 +239,6 @@ class TextWay:
             state.charge if state.power == "battery" else None,
             state.headroom_k is not None and state.headroom_k <= 0,
         )
-
-    def offered(self) -> Sequence[Target]:
-        """What can answer now, with the policy's prices and without models that it lets nobody stand in for."""
-        return offered(self.ports.targets(), self.ports.policy().dispatch)
-
-    def models(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the targets by model, allowed ones only."""
-        return self.shelf().models()
-
-    def able(self, model: str, constraints: Constraints, shelf: Shelf | None = None) -> list[Target]:
-        """Targets that have the model and may see the request, one per name."""
-        having = (shelf or self.shelf()).having(model)
-        allowed = {t.name: t for t in reversed(having) if constraints.allows(t.name, t.local)}
-        if not allowed:
-            self.check_loading(model)
-        if not having:
-            raise NotFound(f"there is no model {model!r} here", next_step=self._named_models(), field="model")
-        if not allowed:
-            elsewhere = ", ".join(sorted({target.name for target in having}))
-            raise NotAllowed(
-                f"model {model!r} is only at {elsewhere}, where this request may not go ({constraints.reason})",
-                next_step="pull the model onto this machine, or change the policy",
-                field="model",
-            )
-        return list(reversed(allowed.values()))
-
-    async def capable(self, chat: ChatRequest, targets: list[Target]) -> list[Target]:
-        """Those that can do what the request asks for. Raises Unsupported, or what kept them all from telling."""
-        wanted = wants(chat)
-        if not wanted:
-            return targets
-        found: list[Target] = []
-        lost: MidstreamError | None = None
-        missing = wanted[0]
-        for target in targets:
-            try:
-                capabilities = await self.board.capabilities(target, chat.model)
-            except MidstreamError as err:
-                lost = err
-                continue
-            lacking = [want for want in wanted if not want.met(capabilities)]
-            missing = lacking[0] if lacking else missing
-            found += [] if lacking else [target]
-        if not found:
-            raise missing.refusal(chat.model) if lost is None else lost
-        return found
-
-    async def abilities(self, model: str) -> tuple[int, tuple[str, ...]]:
-        """The largest context of the targets that have `model`, in tokens, and what they can do, in Ollama's words."""
-        context_tokens, found = 0, {"completion", "tools"}
-        for target in self.able(model, constraints_of(self.ports.policy())):
-            can = await self.board.capabilities(target, model)
-            context_tokens = max(context_tokens, can.context_tokens)
-            found |= ({"embedding"} if can.embeds else set()) | ({"vision"} if can.images else set())
-        return context_tokens, tuple(sorted(found))
-
-    def check_loading(self, model: str) -> None:
-        """Raises Loading for a model that this machine is about to serve."""
-        if model in self.ports.loading():
-            raise Loading(f"model {model!r} is still loading", retry_after_s=LOADING_RETRY_S)
-
-    def _named_models(self) -> str:
-        known = list(self.models())
-        if not known:
-            return "no model is loaded; see `midstream models`"
-        more = f" and {len(known) - MAX_NAMED_MODELS} more" if len(known) > MAX_NAMED_MODELS else ""
-        return f"available: {', '.join(known[:MAX_NAMED_MODELS])}{more}"
 
     def _started(self, policy: DispatchPolicy, start: Start) -> DispatchPolicy:
         """The policy with another side first; made once per policy and side."""
@@ -361,7 +270,7 @@ class TextWay:
     async def _reserved(self, chat: ChatRequest, caller: Caller) -> Spending:
         """Holds the most the request may take, at the dearest target of its model (of all, if the model is open)."""
         size = prompt_size(chat)
-        able = [one for one in self.offered() if chat.model == AUTO or chat.model in one.models]
+        able = [one for one in self.candidates.offered() if chat.model == AUTO or chat.model in one.models]
         money = most_money(chat, size, able)
         answer_tokens = 0 if chat.endpoint == "embedding" else chat.sampling.max_tokens
         estimate = Estimate(chat.model, size.likely_tokens, answer_tokens, money)
@@ -399,24 +308,13 @@ class TextWay:
         )
         request = chat.text_request(context.caller.tenant, context.trace.header)
         intent = context.caller.intent or routed.intent or ""
-        better = [*targets, *self._upgrades(routed, context.constraints)]
+        better = [*targets, *self.candidates.upgrades(routed, context.constraints)]
         doubt = doubt_of(context.policy, targets, better, self.ports.curves, intent)
         return StreamOwner(context, request, starts, targets, ports, self.settings, doubt)
 
-    def _upgrades(self, routed: Routed, constraints: Constraints) -> list[Target]:
-        """Allowed remote targets of the model that the cloud would answer with, asked under this request's model."""
-        other = routed.other_model
-        if other is None or other == routed.model:
-            return []
-        return [
-            evolve(target, engine=RenamedTextEngine(target.engine, other), models=frozenset({routed.model}), relay=None)
-            for target in self.ports.targets()
-            if other in target.models and not target.local and constraints.allows(target.name, target.local)
-        ]
-
     def _admit(self, answer: Answer) -> Callable[[], None]:
         """Take a place; giving it back also counts what was decoded here."""
-        release = self._hold(answer.owner)
+        release = self.places.hold(answer.owner)
 
         def ended() -> None:
             release()
@@ -427,34 +325,13 @@ class TextWay:
 
         return ended
 
-    def _hold(self, running: Running) -> Callable[[], None]:
-        """Take a place; returns the way to give it back. Raises Full."""
-        if self._stopping:
-            raise Full("this process is stopping", retry_after_s=5.0)
-        if len(self._running) >= self.settings.max_concurrent:
-            raise Full(f"{len(self._running)} requests are under way already", retry_after_s=1.0)
-        key = id(running)
-        self._running[key] = running
-        return lambda: self._release(key)
-
-    def _release(self, key: int) -> None:
-        self._running.pop(key, None)
-
     async def stop(self) -> None:
         """Take nothing new, let running answers end for `drain_s`, then cut the rest with an error that says so."""
-        self._stopping = True
+        self.places.close()
         self.ports.router.close()
         await self.shadows.stop()
-        await self._ended(self.settings.drain_s)
-        for running in tuple(self._running.values()):
-            await running.abort("this process is stopping")
-        await self._ended(ABORT_S)
+        await self.places.emptied(self.settings.drain_s)
         self.dispatcher.stop()
-
-    async def _ended(self, seconds: float) -> None:
-        end_s = self.ports.clock() + seconds
-        while self._running and self.ports.clock() < end_s:
-            await asyncio.sleep(0.02)
 
 
 def degraded(routed: Routed, reservation: Reservation) -> Routed:
@@ -463,38 +340,3 @@ def degraded(routed: Routed, reservation: Reservation) -> Routed:
         return routed
     reason = "the cost cap is reached: the device answers"
     return evolve(routed, reason=reason, constraints=evolve(routed.constraints, local_only=True, reason=reason))
-
-
-def _bounded(asked: ChatRequest, opened: ChatRequest, limits: LimitsPolicy) -> ChatRequest:
-    """As `within_limits`; a client cannot shorten what was kept for it, so it is told what it can do."""
-    if opened is asked:
-        return within_limits(asked, limits)
-    within_limits(asked, limits)
-    try:
-        return within_limits(opened, limits)
-    except TooLarge as err:
-        raise TooLarge(
-            f"with its conversation {err.message}",
-            next_step="begin another conversation_id, with a summary of this one if it matters",
-            field="conversation_id",
-        ) from err
-
-
-def within_limits(chat: ChatRequest, limits: LimitsPolicy) -> ChatRequest:
-    """The request with its answer bounded by policy. Raises TooLarge for a prompt over the bound."""
-    size_bytes = prompt_bytes(chat.prompt) + tools_bytes(chat.tools)
-    check_size(size_bytes, limits, "messages" if chat.endpoint == "chat" else "prompt")
-    bounded = min(chat.sampling.max_tokens, limits.max_answer_tokens)
-    if bounded == chat.sampling.max_tokens:
-        return chat
-    return evolve(chat, sampling=evolve(chat.sampling, max_tokens=bounded))
-
-
-def check_size(size_bytes: int, limits: LimitsPolicy, field: str) -> None:
-    """Raises TooLarge for a prompt over the bound."""
-    if size_bytes > limits.max_prompt_bytes:
-        raise TooLarge(
-            f"the prompt has {size_bytes} bytes, policy.limits.max_prompt_bytes is {limits.max_prompt_bytes}",
-            next_step="shorten the prompt or change the policy",
-            field=field,
-        )

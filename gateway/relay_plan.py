@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from attrs import frozen
 
 from engines.port import RelayingEngine
 from gateway.flights import Flights
+from gateway.places import Running
 from gateway.targets import Target, TargetBoard
 from protocol.text import TextRequest
-
-
-class Running(Protocol):
-    """Something under way that holds a place."""
-
-    async def abort(self, reason: str) -> None:
-        """End it from outside with an error that names `reason`."""
-        ...
 
 
 @frozen

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
 from gateway.answer import Answer
 from gateway.attempt import StreamPorts
-from gateway.context import Caller, Constraints, RequestContext
+from gateway.candidates import Candidates
+from gateway.context import Caller, RequestContext
 from gateway.ending import Ending, Made
 from gateway.ports import (
     CacheKey,
@@ -47,10 +48,6 @@ log = logging.getLogger("midstream.gateway.shadow")
 DAY_S = 86_400.0
 ROUNDING = 1e-12
 
-Able = Callable[[str, Constraints], Sequence[Target]]
-Capable = Callable[[ChatRequest, list[Target]], Awaitable[list[Target]]]
-TellsCalls = Callable[[Target | None, str], bool]
-
 
 @frozen
 class Case:
@@ -80,14 +77,12 @@ class _Record:
 
 @define(eq=False)
 class Shadows:
-    """The shadows of one way. able, capable, tells_calls: the way's own look at its targets."""
+    """The shadows of one way."""
 
     ports: GatewayPorts
     settings: GatewaySettings
     board: TargetBoard
-    able: Able
-    capable: Capable
-    tells_calls: TellsCalls
+    candidates: Candidates
     _lengths: AnswerLengths = field(factory=AnswerLengths, init=False)
     _running: set[asyncio.Task[None]] = field(factory=set, init=False)
     _stopping: bool = field(default=False, init=False)
@@ -137,8 +132,8 @@ class Shadows:
                 continue
             chat = case.chat.named(model)
             try:
-                there = [one for one in self.able(model, case.routed.constraints) if one.local not in sides]
-                there = await self.capable(chat, there) if there else []
+                there = [one for one in self.candidates.able(model, case.routed.constraints) if one.local not in sides]
+                there = await self.candidates.capable(chat, there) if there else []
             except MidstreamError:
                 continue
             idle = [one for one in there if not one.local or one.engine.load().running == 0]
@@ -244,7 +239,7 @@ class Shadows:
             redaction.restorer if redaction is not None else None,
             ports.clock,
             ignore,
-            tells_calls=lambda side: self.tells_calls(target, chat.model),
+            tells_calls=lambda side: self.candidates.tells_calls(target, chat.model),
         )
 
     def _tell(

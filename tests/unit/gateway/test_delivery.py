@@ -108,7 +108,7 @@ async def test_a_refusal_before_content_is_raised_and_leaves_no_place_taken() ->
         answer = await desk.answer()
         await delivery.whole(answer, wire_of(answer))
     assert [done.status for done in desk.done()] == ["over_capacity", "over_capacity"]
-    assert desk.way._running == {}
+    assert len(desk.way.places) == 0
 
 
 async def test_an_answer_without_text_still_has_role_finish_and_done() -> None:
