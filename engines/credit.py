@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from protocol.errors import BadRequest
+
 
 class Credit:
     """Lets token `index` go while it is at most `ahead_tokens` past the last acknowledged one.
@@ -43,3 +45,15 @@ class Credit:
         while not self.allows(index):
             self._moved.clear()
             await self._moved.wait()
+
+
+def credit_from(begun: Credit | None, at: int, prefix_tokens: int, ahead_tokens: int) -> Credit:
+    """The credit of a generation that starts now behind `prefix_tokens` tokens. begun: the one it has already.
+
+    Raises RuntimeError for a second start, BadRequest for a start anywhere else than behind the prefix.
+    """
+    if begun is not None:
+        raise RuntimeError("start() is called once")
+    if at != prefix_tokens:
+        raise BadRequest(f"start at {at}, but the prefix has {prefix_tokens} tokens", field="at")
+    return Credit(at, ahead_tokens)

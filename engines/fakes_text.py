@@ -16,10 +16,10 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from engines.credit import Credit
+from engines.credit import Credit, credit_from
 from engines.port import EngineLoad
 from protocol.clock import Clock
-from protocol.errors import BadRequest, ContextOverflow, EngineCrashed, Full, MidstreamError
+from protocol.errors import ContextOverflow, EngineCrashed, Full, MidstreamError
 from protocol.text import CallDelta, Message, Prompt, TextCapabilities, TextRequest, Token
 
 Phase = Literal["prepare", "extend", "start", "token"]
@@ -267,11 +267,7 @@ class FakeContinuation:
         return made if made.finish is None else None
 
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
-        if self._credit is not None:
-            raise RuntimeError("start() is called once")
-        if at != self._next:
-            raise BadRequest(f"start at {at}, but the prefix has {self._next} tokens", field="at")
-        self._credit = Credit(at, ahead_tokens)
+        self._credit = credit_from(self._credit, at, self._next, ahead_tokens)
         return self._tokens(at, self._credit)
 
     def acknowledge(self, index: int) -> None:

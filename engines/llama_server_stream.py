@@ -7,26 +7,22 @@ prompt cache makes that as cheap as decoding on.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from attrs import evolve
 
 from engines.constraints import going_on
-from engines.credit import Credit
 from engines.llama_server_wire import Chunk, NativePrompt, Seen, completion_body, read_chunk
+from engines.pumped import PumpedContinuation
 from engines.vocabulary import Vocabulary
 from protocol.clock import Clock
-from protocol.errors import BadRequest, ContextOverflow, LinkClosed, LinkTimeout, MidstreamError, ProtocolError
+from protocol.errors import ContextOverflow, LinkClosed, MidstreamError, ProtocolError
 from protocol.text import FinishReason, Sampling, Token
 
 HOLD_TOKENS = 4
 """Tokens made before start() or past the credit, to bridge short waits without ending the request."""
-
-EXTEND_S = 600.0
-"""Longest time that reading an extended prefix may take."""
 
 
 class NativeServer(Protocol):
@@ -44,7 +40,7 @@ class NativeServer(Protocol):
 IdsOf = Callable[[Sequence[Token]], Awaitable[Sequence[int]]]
 
 
-class ServerContinuation:
+class ServerContinuation(PumpedContinuation):
     """Continuation over a NativeServer; `prefill()` comes first.
 
     Args:
@@ -53,6 +49,8 @@ class ServerContinuation:
         prefix: the answer so far, from whatever engine.
         ids_of: turns an answer so far into this server's ids.
     """
+
+    extend_s = 600.0
 
     def __init__(
         self,
@@ -67,15 +65,12 @@ class ServerContinuation:
         on_close: Callable[[ServerContinuation], None],
         clock: Clock,
     ) -> None:
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
+        super().__init__(prefix)
         self._server = server
         self._prompt = tuple(prompt)
-        self._prefix = list(prefix)
         self._so_far: list[str | int] = []
         self._said = bytearray()
         self._made = 0
-        self._next = 0
         self._sampling = sampling
         # A grammar begins anew with every request, so such an answer is made by one, whoever waits.
         self._in_one = bool(sampling.grammar) or sampling.json_schema is not None
@@ -84,99 +79,29 @@ class ServerContinuation:
         self._ids_of = ids_of
         self._on_close = on_close
         self._clock = clock
-        self._ready: deque[Token] = deque()
         self._held: Token | None = None
-        self._news = asyncio.Event()
-        self._pump: asyncio.Task[None] | None = None
-        self._failure: MidstreamError | None = None
-        self._ended = False
-        self._closed = False
-        self._credit: Credit | None = None
         self._counted = 0
         self._predict = 0
 
-    async def prefill(self, deadline_s: float) -> None:
-        """Read prompt and prefix, until the first token is there. Raises ContextOverflow, LinkTimeout and others."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                prefix = await self._ids_of(self._prefix)
-                self._so_far, self._made = [*self._prompt, *prefix], len(prefix)
-                self._said = bytearray(b"".join(token.data or self._piece(token.id, b"") for token in self._prefix))
-                if not any(isinstance(part, str) for part in self._prompt):
-                    self.prompt_tokens = len(self._prompt)
-                self._check_room()
-                self._next = len(self._prefix)
-                self._begin()
-                await self._wait_for_news()
-        except TimeoutError as err:
-            raise LinkTimeout(f"the prompt was not read within {deadline_s:.1f} s") from err
-        if self._failure is not None and not self._ready:
-            raise self._failure
+    async def _open(self) -> None:
+        """Raises ContextOverflow where the prompt is known to be too long before the server has read it."""
+        self._held = None
+        prefix = await self._ids_of(self._prefix)
+        self._so_far, self._made = [*self._prompt, *prefix], len(prefix)
+        self._said = bytearray(b"".join(token.data or self._piece(token.id, b"") for token in self._prefix))
+        if not any(isinstance(part, str) for part in self._prompt):
+            self.prompt_tokens = len(self._prompt)
+        self._check_room()
+        self._go_on()
 
-    async def extend(self, tokens: Sequence[Token]) -> None:
-        if self._credit is not None:
-            raise RuntimeError("extend() after start()")
-        await self._halt()
-        # What was made while nobody had asked is forgotten: the foreign tokens stand in its place.
-        self._ready.clear()
-        self._held, self._failure, self._ended = None, None, False
-        self._prefix.extend(tokens)
-        await self.prefill(EXTEND_S)
+    def _left(self) -> None:
+        self._on_close(self)
 
     def spoken(self) -> Token | None:
         """The first token, made with the prefill."""
         return self._ready[0] if self._ready and self._ready[0].finish is None else None
 
-    def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
-        if self._credit is not None:
-            raise RuntimeError("start() is called once")
-        if at != len(self._prefix):
-            raise BadRequest(f"start at {at}, but the prefix has {len(self._prefix)} tokens", field="at")
-        self._credit = Credit(at, ahead_tokens)
-        return self._tokens(self._credit)
-
-    def acknowledge(self, index: int) -> None:
-        if self._credit is not None:
-            self._credit.acknowledge(index)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._ready.clear()
-        if self._credit is not None:
-            self._credit.close()
-        await self._halt()
-        self._ready.clear()
-        self._news.set()
-        self._on_close(self)
-
-    async def _tokens(self, credit: Credit) -> AsyncIterator[Token]:
-        try:
-            while not self._closed:
-                if not self._ready and not self._ended and self._failure is None:
-                    self._begin()
-                    await self._wait_for_news()
-                if not self._ready:
-                    if self._failure is not None:
-                        raise self._failure
-                    return
-                await credit.wait(self._ready[0].index)
-                if not self._ready:
-                    return
-                token = self._ready.popleft()
-                yield token
-                if token.finish is not None:
-                    return
-        finally:
-            await self.close()
-
-    async def _wait_for_news(self) -> None:
-        while not (self._ready or self._ended or self._failure or self._closed):
-            self._news.clear()
-            await self._news.wait()
-
-    def _begin(self) -> None:
+    def _go_on(self) -> None:
         """Make sure that a request runs, unless nothing is left to generate."""
         if self._pump is not None and not self._pump.done():
             return
@@ -195,12 +120,6 @@ class ServerContinuation:
         if self._room() < 1:
             tokens = self.prompt_tokens + self._made
             raise ContextOverflow(prompt_tokens=tokens, context_tokens=self._context_tokens)
-
-    async def _halt(self) -> None:
-        pump, self._pump = self._pump, None
-        if pump is not None and not pump.done():
-            pump.cancel()
-            await asyncio.wait([pump])
 
     async def _run(self) -> None:
         try:
@@ -330,11 +249,6 @@ class ServerContinuation:
         if seen is None or not self._sampling.logprobs:
             return ()
         return tuple((data, logprob) for _, data, logprob in seen.top[: self._sampling.logprobs])
-
-    def _put(self, token: Token) -> None:
-        self._ready.append(token)
-        self._ended = self._ended or token.finish is not None
-        self._news.set()
 
     def _room_left(self) -> bool:
         """Whether the request may go on: not too many tokens wait that nobody may have yet."""

@@ -18,7 +18,7 @@ from attrs import frozen
 
 from engines.chat_template import render
 from engines.context_owner import ContextOwner, Generation
-from engines.credit import Credit
+from engines.credit import Credit, credit_from
 from engines.decoding import DecodingModel
 from engines.llama_server import default_threads
 from engines.pieces import check_bytes, is_piece, unfinished_bytes
@@ -293,11 +293,7 @@ class OwnedContinuation:
         return self._ready[0] if self._ready and self._ready[0].finish is None else None
 
     def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
-        if self._credit is not None:
-            raise RuntimeError("start() is called once")
-        if at != len(self._prefix):
-            raise BadRequest(f"start at {at}, but the prefix has {len(self._prefix)} tokens", field="at")
-        self._credit = Credit(at, ahead_tokens)
+        self._credit = credit_from(self._credit, at, len(self._prefix), ahead_tokens)
         self._ahead_tokens = max(1, ahead_tokens)
         self._allow()
         return self._tokens()

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from attrs import evolve
 
-from engines.credit import Credit
 from engines.port import Continuation, EngineLoad
+from engines.pumped import PumpedContinuation
 from links.port import Link, RejectedStatus
 from protocol.clock import Clock
 from protocol.errors import (
@@ -36,7 +35,6 @@ from protocol.trace import HEADER
 from protocol.upstream import UpstreamCodec, UpstreamDelta, UpstreamPiece, WireCall
 
 CALL_S = 30.0
-EXTEND_S = 300.0
 BUFFERED_TOKENS = 64
 _COUNTING = (Message("user", "Count."),)
 _COUNTED = Token(0, None, b"One, two, three, four, five,")
@@ -301,104 +299,31 @@ class UpstreamEngine:
             return self._context_tokens
 
 
-class UpstreamContinuation:
-    """One stream of a model server; `prefill()` comes first. usage: the server's own count, once the stream ended."""
+class UpstreamContinuation(PumpedContinuation):
+    """One stream of a model server. usage: the server's own count, once the stream ended."""
+
+    extend_s = 300.0
 
     def __init__(self, engine: UpstreamEngine, request: TextRequest) -> None:
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
+        super().__init__(request.prefix)
         self.usage: Usage | None = None
         self._engine = engine
         self._request = request
-        self._prefix = list(request.prefix)
-        self._next = len(request.prefix)
-        self._tokens_ready: deque[Token] = deque()
-        self._news = asyncio.Event()
         self._room = asyncio.Event()
-        self._pump: asyncio.Task[None] | None = None
-        self._failure: MidstreamError | None = None
-        self._ended = False
-        self._credit: Credit | None = None
-        self._closed = False
 
-    async def prefill(self, deadline_s: float) -> None:
-        """Open the stream and wait for its first content."""
-        self._next = len(self._prefix)
-        try:
-            async with asyncio.timeout(deadline_s):
-                if self._next < self._request.sampling.max_tokens:
-                    request = evolve(self._request, prefix=tuple(self._prefix))
-                    call = await self._engine.call(request)
-                    self._pump = asyncio.create_task(self._run(call, request), name="upstream")
-                    await self._wait()
-                else:
-                    self._end("length")
-        except TimeoutError as err:
-            raise LinkTimeout(f"no content within {deadline_s:.1f} s") from err
-        if self._failure is not None and not self._tokens_ready:
-            raise self._failure
+    async def _open(self) -> None:
+        if self._next < self._request.sampling.max_tokens:
+            request = evolve(self._request, prefix=tuple(self._prefix))
+            call = await self._engine.call(request)
+            self._pump = asyncio.create_task(self._run(call, request), name="upstream")
+        else:
+            self._end("length")
 
-    async def extend(self, tokens: Sequence[Token]) -> None:
-        if self._credit is not None:
-            raise RuntimeError("extend() after start()")
-        await self._halt()
-        self._tokens_ready.clear()
-        self._failure, self._ended = None, False
-        self._prefix.extend(tokens)
-        await self.prefill(EXTEND_S)
-
-    def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
-        if self._credit is not None:
-            raise RuntimeError("start() is called once")
-        if at != len(self._prefix):
-            raise BadRequest(f"start at {at}, but the prefix has {len(self._prefix)} tokens", field="at")
-        self._credit = Credit(at, ahead_tokens)
-        return self._tokens(self._credit)
-
-    def acknowledge(self, index: int) -> None:
-        if self._credit is not None:
-            self._credit.acknowledge(index)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._tokens_ready.clear()
-        if self._credit is not None:
-            self._credit.close()
-        await self._halt()
-        self._news.set()
+    def _left(self) -> None:
         self._engine.forget(self)
 
-    async def _tokens(self, credit: Credit) -> AsyncIterator[Token]:
-        try:
-            while not self._closed:
-                await self._wait()
-                if not self._tokens_ready:
-                    if self._failure is not None:
-                        raise self._failure
-                    return
-                await credit.wait(self._tokens_ready[0].index)
-                if not self._tokens_ready:
-                    return
-                token = self._tokens_ready.popleft()
-                self._room.set()
-                yield token
-                if token.finish is not None:
-                    return
-        finally:
-            await self.close()
-
-    async def _wait(self) -> None:
-        while not (self._tokens_ready or self._failure or self._ended or self._closed):
-            self._news.clear()
-            await self._news.wait()
-
-    async def _halt(self) -> None:
-        pump, self._pump = self._pump, None
-        if pump is not None and not pump.done():
-            pump.cancel()
-            await asyncio.wait([pump])
+    def _taken(self) -> None:
+        self._room.set()
 
     async def _run(self, call: WireCall, request: TextRequest) -> None:
         finish: FinishReason | None = None
@@ -428,18 +353,14 @@ class UpstreamContinuation:
         self._news.set()
 
     async def _add(self, data: bytes, **more: Any) -> None:
-        while len(self._tokens_ready) >= BUFFERED_TOKENS:
+        while len(self._ready) >= BUFFERED_TOKENS:
             self._room.clear()
             await self._room.wait()
-        self._tokens_ready.append(Token(index=self._next, id=None, data=data, at_s=self._engine.clock(), **more))
+        self._put(Token(index=self._next, id=None, data=data, at_s=self._engine.clock(), **more))
         self._next += 1
-        self._news.set()
 
     def _end(self, finish: FinishReason) -> None:
-        self._ended = True
-        mark = Token(index=self._next, id=None, data=b"", finish=finish, at_s=self._engine.clock())
-        self._tokens_ready.append(mark)
-        self._news.set()
+        self._put(Token(index=self._next, id=None, data=b"", finish=finish, at_s=self._engine.clock()))
 
     def _count(self, usage: Usage) -> None:
         self.usage = usage

@@ -148,7 +148,7 @@ async def test_a_fast_upstream_is_read_no_further_than_the_buffer() -> None:
     stream = continuation.start(0, 2)
     await anext(stream)
     await asyncio.sleep(0.05)
-    assert len(continuation._tokens_ready) <= 64  # type: ignore[attr-defined]
+    assert len(continuation._ready) <= 64  # type: ignore[attr-defined]
     await continuation.close()
 
 
