@@ -29,10 +29,11 @@ from agent.last_good import LastGood
 from agent.policy import PolicyHolder
 from agent.registration import Registrar
 from agent.supervisor import LifeKeeper
-from links.http import HttpLink, Sink
+from links.http import HttpLink
 from links.mqtt_settings import MqttPace
 from links.port import Delivery, Found, Reply
 from links.tls import client_context, fingerprint
+from links.transfer_log import Sink
 from netprobe.probe import UnderWay
 from protocol.clock import Clock, WallClock
 from protocol.decode import check_schema, decode

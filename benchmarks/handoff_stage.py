@@ -19,6 +19,7 @@ from engines.peer import PeerEngine
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import Continuation, EngineLoad, TextEngine
 from engines.worker import WorkerEngine
+from engines.wrapping import WrappedContinuation, WrappedTextEngine
 from links.http import HttpLink
 from links.http_server import serve
 from links.port import FrameRoute, FrameStream, Request
@@ -126,20 +127,16 @@ class Actor:
         await self._engine.close()
 
 
-class _Recorded:
+class _Recorded(WrappedContinuation):
     """Continuation of an Actor."""
 
     def __init__(self, actor: Actor, generation: Generation, inner: Continuation) -> None:
-        self._actor, self._generation, self._inner = actor, generation, inner
-        self.acknowledge, self.close = inner.acknowledge, inner.close
+        super().__init__(inner)
+        self._actor, self._generation = actor, generation
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
+    def spoken(self) -> Token | None:
+        """Nothing: every token is to be recorded as it is read."""
+        return None
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         await self._inner.extend(tokens)
@@ -152,51 +149,38 @@ class _Recorded:
             yield token
 
 
-@define
-class Watched:
+class Watched(WrappedTextEngine):
     """A target as the stream owner sees it: tells when it enters a phase of being moved to.
 
     tells_vocabulary: False hides it, as a server that takes text alone does.
     """
 
-    inner: TextEngine
-    on_phase: Callable[[Phase], None]
-    tells_vocabulary: bool = True
+    def __init__(self, inner: TextEngine, on_phase: Callable[[Phase], None], tells_vocabulary: bool = True) -> None:
+        super().__init__(inner)
+        self.on_phase = on_phase
+        self._tells_vocabulary = tells_vocabulary
 
     async def capabilities(self) -> TextCapabilities:
-        found = await self.inner.capabilities()
-        return found if self.tells_vocabulary else evolve(found, vocabulary=None, continues="text")
+        found = await self._inner.capabilities()
+        return found if self._tells_vocabulary else evolve(found, vocabulary=None, continues="text")
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
         if request.prefix:
             self.on_phase("prepare")
-        return _WatchedContinuation(self, bool(request.prefix), await self.inner.prepare(request, deadline_s))
-
-    async def tokenize(self, data: bytes) -> tuple[int, ...]:
-        return await self.inner.tokenize(data)
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        return await self.inner.embed(texts)
-
-    def load(self) -> EngineLoad:
-        return self.inner.load()
+        return _Watched(self, bool(request.prefix), await self._inner.prepare(request, deadline_s))
 
     async def close(self) -> None:
-        return
+        """The actor closes its engine."""
 
 
-class _WatchedContinuation:
+class _Watched(WrappedContinuation):
     def __init__(self, watched: Watched, takes_over: bool, inner: Continuation) -> None:
-        self._watched, self._takes_over, self._inner = watched, takes_over, inner
-        self.acknowledge, self.close = inner.acknowledge, inner.close
+        super().__init__(inner)
+        self._watched, self._takes_over = watched, takes_over
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self._inner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._inner.cached_tokens
+    def spoken(self) -> Token | None:
+        """Nothing: the target is seen from its start on."""
+        return None
 
     async def extend(self, tokens: Sequence[Token]) -> None:
         self._watched.on_phase("extend")

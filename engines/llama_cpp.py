@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from engines.decoding import DecodingModel
 from engines.gguf import read_metadata
@@ -40,36 +38,6 @@ class EmbeddedLlamaCpp(OwnedTextEngine):
 
 
 class LlamaCppEngine(HereOrWorker):
-    """A GGUF model on llama-cpp-python, in a worker process unless `in_process`.
+    """A GGUF model on llama-cpp-python."""
 
-    Args:
-        model_path: the GGUF file.
-        model: name of the model in messages.
-        context_tokens: room for prompt and answer of one generation.
-        threads: 0 takes all cores but one.
-        slots: generations at once; more are refused with Full.
-        chat_template: Jinja text for files that carry none.
-        in_process: run here; a native crash then ends this process.
-    """
-
-    def __init__(
-        self,
-        model_path: Path | str,
-        *,
-        model: str = "",
-        context_tokens: int = 2048,
-        threads: int = 0,
-        slots: int = 2,
-        chat_template: str | None = None,
-        in_process: bool = False,
-    ) -> None:
-        settings: dict[str, Any] = {
-            "model_path": str(model_path),
-            "context_tokens": context_tokens,
-            "threads": threads,
-            "slots": slots,
-            "chat_template": chat_template,
-        }
-        name = model or Path(model_path).stem
-        target = "engines.llama_cpp:EmbeddedLlamaCpp"
-        super().__init__(target, EmbeddedLlamaCpp, settings, name=name, in_process=in_process)
+    embedded = EmbeddedLlamaCpp

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from engines.decoding import DecodingModel
 from engines.here_or_worker import HereOrWorker
@@ -41,39 +40,12 @@ class EmbeddedOnnxGenai(OwnedTextEngine):
 
 
 class OnnxGenaiEngine(HereOrWorker):
-    """An ONNX language model, in a worker process unless `in_process`.
+    """An ONNX language model: its folder, or a file in it (its `genai_config.json`)."""
 
-    Args:
-        model_path: the folder, or a file in it (its `genai_config.json`).
-        model: name of the model in messages.
-        context_tokens: room for prompt and answer of one generation.
-        threads: 0 takes all cores but one.
-        slots: generations at once; more are refused with Full.
-        chat_template: Jinja text for models that carry none.
-        in_process: run here; a native crash then ends this process.
-    """
+    embedded = EmbeddedOnnxGenai
 
-    def __init__(
-        self,
-        model_path: Path | str,
-        *,
-        model: str = "",
-        context_tokens: int = 2048,
-        threads: int = 0,
-        slots: int = 2,
-        chat_template: str | None = None,
-        in_process: bool = False,
-    ) -> None:
-        settings: dict[str, Any] = {
-            "model_path": str(model_path),
-            "context_tokens": context_tokens,
-            "threads": threads,
-            "slots": slots,
-            "chat_template": chat_template,
-        }
-        name = model or model_folder(Path(model_path)).name
-        target = "engines.onnx_genai:EmbeddedOnnxGenai"
-        super().__init__(target, EmbeddedOnnxGenai, settings, name=name, in_process=in_process)
+    def _name_of(self, path: Path) -> str:
+        return model_folder(path).name
 
 
 def model_folder(path: Path) -> Path:

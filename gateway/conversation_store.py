@@ -12,6 +12,7 @@ from attrs import frozen
 
 from gateway.threaded_sqlite import ThreadedSqlite, stamp, sweepable
 from protocol.clock import WallClock, wall_now
+from protocol.durable import written
 from protocol.text import Message
 
 T = TypeVar("T")
@@ -225,19 +226,12 @@ class SqliteConversations(ThreadedSqlite):
         return str(row[0]) if row is not None else ""
 
     def _extend(self, tenant: str, conversation: str, said: tuple[Message, ...], target: str, stays: str) -> None:
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with written(self._db):
             rows = self._rows(tenant, conversation)
             change = rewrite([turn for _, turn in rows], said, self._bounds)
             number = self._touched(tenant, conversation, target, stays, change.size_bytes)
             self._write(number, rows[0][0] if rows else 0, change)
             self._sweep(tenant, number)
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:  # a full disk may have ended it
-                db.execute("ROLLBACK")
-            raise
 
     def _touched(self, tenant: str, conversation: str, target: str, stays: str, size_bytes: int) -> int:
         row = self._db.execute(

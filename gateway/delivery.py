@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from gateway.answer import Answer
 from gateway.settings import GatewaySettings
 from gateway.stops import Piece
-from gateway.surely import Once
+from gateway.surely import Once, dropped
 from gateway.wire import Wire
 from links.port import Response
 from protocol.errors import MidstreamError
@@ -66,11 +66,7 @@ class EventBody:
 
     async def _close(self) -> None:
         coming, self._coming = self._coming, None
-        if coming is not None:
-            coming.cancel()
-            await asyncio.wait({coming})
-            if not coming.cancelled():
-                coming.exception()
+        await dropped(coming)
         await self._events.aclose()
         await self._pieces.aclose()
         await self._answer.aclose()

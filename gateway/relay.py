@@ -23,7 +23,7 @@ from gateway.relay_plan import Relay
 from gateway.settings import GatewaySettings
 from gateway.spending import Charge, costs
 from gateway.stream import AnswerCut
-from gateway.surely import Once
+from gateway.surely import Once, dropped
 from gateway.targets import Target
 from gateway.wire import Wire
 from links.patience import Patience
@@ -147,11 +147,7 @@ class RelayBody:
 
     async def _close(self) -> None:
         coming, self._coming = self._coming, None
-        if coming is not None:
-            coming.cancel()
-            await asyncio.wait({coming})
-            if not coming.cancelled():
-                coming.exception()
+        await dropped(coming)
         await self._events.aclose()
         await self._run.end("cancelled")
 

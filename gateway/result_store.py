@@ -12,6 +12,7 @@ from attrs import frozen
 from gateway.threaded_sqlite import ThreadedSqlite, stamp, sweepable
 from protocol.clock import WallClock, WallTime, wall_now
 from protocol.control_frames import Result
+from protocol.durable import written
 
 T = TypeVar("T")
 
@@ -111,8 +112,7 @@ class SqliteResults(ThreadedSqlite):
 
     def _keep(self, tenant: str, session: str, results: tuple[Result, ...]) -> int:
         now = self._wall()
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with written(self._db):
             number, received = self._number(tenant, session)
             for result in results:
                 if result.seq == received + 1:
@@ -126,11 +126,6 @@ class SqliteResults(ThreadedSqlite):
             self._kept += len(results)
             if self._kept >= 1_000:
                 self._sweep(now)
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # a full disk may have ended it
-                self._db.execute("ROLLBACK")
-            raise
         return received
 
     def _sweep(self, now: WallTime) -> None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gateway.ledger import DURABLE, KEPT_SLOTS, Bill, Change, Dimension, Draw, Drawn, LedgerError, counts, grant
 from protocol.clock import WallClock
-from protocol.durable import open_sqlite
+from protocol.durable import open_sqlite, written
 
 T = TypeVar("T")
 
@@ -139,19 +139,12 @@ class _File:
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._one_at_a_time:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    found = work(self._db)
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                    raise
+                with written(self._db):
+                    return work(self._db)
             except sqlite3.Error as err:
                 raise LedgerError(
                     f"the ledger {self._path.name} cannot be used: {err}", next_step="check disk space and the file"
                 ) from err
-            return found
 
     def close(self) -> None:
         with self._one_at_a_time:

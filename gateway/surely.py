@@ -9,6 +9,16 @@ from typing import Any
 _running: set[asyncio.Task[None]] = set()
 
 
+async def dropped(task: asyncio.Task[Any] | None) -> None:
+    """Cancel it and wait until it is gone; what it made or raised is nobody's any more."""
+    if task is None:
+        return
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
 class Once:
     """One ending, run to its end in a task of its own by whoever asks first; everybody who asks waits for it.
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from gateway.keys import KeyKind, KeyRecord
 from gateway.quotas import Tenant
 from protocol.decode import decode, encode
-from protocol.durable import open_sqlite
+from protocol.durable import open_sqlite, written
 from protocol.errors import BadRequest, ConfigError
 
 MAX_KEYS = 10_000
@@ -167,14 +167,8 @@ class SqliteTenants:
         """One transaction, durable at its end."""
         with self._one_at_a_time:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
+                with written(self._db):
                     yield
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                    raise
             except sqlite3.Error as err:
                 raise self._broken(err) from err
 

@@ -42,7 +42,7 @@ class ChannelLink:
         self._name = name
         self._session = session
         self._clock = clock
-        self._log = TransferLog(name, sink, clock)
+        self._log = TransferLog(name, sink, clock, Transfer)
         self._max_reply_bytes = max_reply_bytes
 
     @property

@@ -16,15 +16,16 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
-from attrs import define, evolve
+from attrs import define
 
 from links.frames import WebSocketFrames
 from links.port import MAX_FRAME_BYTES, FrameStream, RejectedStatus, Reply, WireTimes
 from links.progress import acknowledged
 from links.tls import tls_error
+from links.transfer_log import Receipt, Sink, Transfer, TransferLog
 from protocol.clock import Clock
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
-from protocol.events import Direction, TransferSample
+from protocol.events import TransferSample
 
 MAX_REPLY_BYTES = 64 << 20
 MAX_ERROR_BODY_BYTES = 64 << 10
@@ -34,41 +35,16 @@ PIECE_BYTES = 128 << 10
 READ_AHEAD_BYTES = 512 << 10
 """Of an answer, before reading it is paused: each pause costs as much as copying this does."""
 
-LARGE_REPLY_BYTES = 16 << 10
-"""A reply of this size or more is a sample of the way down."""
-
 _CLOSED = (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError)
 
-Sink = Callable[[TransferSample], None]
-
-
-def _unknown() -> None:
-    return None
-
 
 @define(eq=False)
-class _Transfer:
-    """What is known of one exchange while it runs. Times are monotonic seconds."""
+class _Transfer(Transfer):
+    """sending_s: None while a connection is being made."""
 
-    size_bytes: int
-    started_s: float
-    idle_before_s: float
     phase: str = "waiting for a free connection"
-    sending_s: float | None = None
-    """When the request's first byte left; None while a connection is being made."""
     reused: bool = False
     """It went over a connection that had been used before."""
-    moved: Callable[[], int | None] = _unknown
-    """Bytes that the peer's system has acknowledged so far."""
-
-
-@define(eq=False)
-class _Receipt:
-    """A large answer while it comes. size_bytes: as announced."""
-
-    size_bytes: int
-    started_s: float
-    moved_bytes: int = 0
 
 
 class _Body(aiohttp.Payload):
@@ -196,7 +172,6 @@ class HttpLink:
         self._name = name
         self._base_url = base_url.rstrip("/")
         self._ssl = ssl
-        self._sink = sink
         self._clock = clock
         self._connect_s = connect_s
         self._connections = connections
@@ -205,9 +180,7 @@ class HttpLink:
         self._max_reply_bytes = max_reply_bytes
         self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
-        self._running: dict[int, _Transfer] = {}
-        self._receiving: dict[int, _Receipt] = {}
-        self._last_end_s: float | None = None
+        self._log = TransferLog(name, sink, clock, _Transfer)
         self._closed = False
 
     @property
@@ -229,32 +202,25 @@ class HttpLink:
         """The oldest transfer that is being sent and has not been answered, or else the oldest answer that has not come
         whole; `seconds` is its age.
         """
-        sending = [t for t in self._running.values() if t.sending_s is not None]
-        if not sending:
-            receipt = next(iter(self._receiving.values()), None)
-            return self._down(receipt) if receipt is not None else None
-        oldest = min(sending, key=lambda t: t.sending_s or 0.0)
-        assert oldest.sending_s is not None
-        return self._sample("up", oldest, self._clock() - oldest.sending_s, complete=False)
+        return self._log.under_way()
 
     async def exchange(
         self, path: str, headers: Mapping[str, str], body: bytes, deadline_s: float, method: str = "POST"
     ) -> Reply:
         """One request, one whole answer. Raises LinkTimeout, LinkClosed or LinkError; any status is an answer."""
-        with self._transfer(body) as transfer, self._mapped(transfer, path):
+        with self._log.transfer(len(body)) as transfer, self._mapped(transfer, path):
             async with (
                 asyncio.timeout(deadline_s),
                 await self._respond(method, path, headers, body, transfer) as response,
             ):
                 reply_headers = _lower(response.headers)
                 server_s = server_seconds(reply_headers)
-                self._answered(transfer, server_s)
+                self._log.answered(transfer, server_s)
                 started_s = self._clock()
-                with self._receipt(response.content_length or 0, started_s) as receipt:
+                with self._log.receipt(response.content_length or 0, started_s) as receipt:
                     data = await self._read(response, self._max_reply_bytes, receipt)
                 ended_s = self._clock()
-                if len(data) >= LARGE_REPLY_BYTES:
-                    self._sink(evolve(self._down(receipt), size_bytes=len(data), complete=True, moved_bytes=None))
+                self._log.arrived(len(data), started_s)
                 times = _times(transfer, server_s, started_s, ended_s)
                 return Reply(status=response.status, headers=reply_headers, body=data, times=times)
 
@@ -266,12 +232,12 @@ class HttpLink:
         Raises RejectedStatus (with status and body) on a status over 399, LinkTimeout when the first or a next chunk
         takes longer than `deadline_s`, LinkClosed when the peer vanishes in the middle.
         """
-        with self._transfer(body) as transfer, self._mapped(transfer, path):
+        with self._log.transfer(len(body)) as transfer, self._mapped(transfer, path):
             # One time-out per wait: the generator may be driven by another task after each yield.
             async with asyncio.timeout(deadline_s):
                 response = await self._respond("POST", path, headers, body, transfer)
             try:
-                self._answered(transfer, server_seconds(_lower(response.headers)))
+                self._log.answered(transfer, server_seconds(_lower(response.headers)))
                 async with asyncio.timeout(deadline_s):
                     await self._refuse_status(response, path)
                 while True:
@@ -285,7 +251,7 @@ class HttpLink:
 
     async def open(self, path: str) -> FrameStream:
         """A WebSocket to `path`. Raises RejectedStatus when the peer refuses it."""
-        with self._transfer(b"") as transfer, self._mapped(transfer, path):
+        with self._log.transfer(0) as transfer, self._mapped(transfer, path):
             transfer.phase = "opening a WebSocket"
             try:
                 async with asyncio.timeout(self._connect_s):
@@ -365,7 +331,7 @@ class HttpLink:
             ssl=self._ssl if self._ssl is not None else True,
         )
 
-    async def _read(self, response: aiohttp.ClientResponse, limit: int, receipt: _Receipt) -> bytes:
+    async def _read(self, response: aiohttp.ClientResponse, limit: int, receipt: Receipt) -> bytes:
         if (response.content_length or 0) > limit:
             raise LinkError(f"{self._name} answers with {response.content_length} bytes, at most {limit} are taken")
         chunks: list[bytes] = []
@@ -394,73 +360,6 @@ class HttpLink:
         )
 
     @contextmanager
-    def _transfer(self, body: bytes) -> Iterator[_Transfer]:
-        now_s = self._clock()
-        idle_s = 0.0 if self._running or self._last_end_s is None else max(0.0, now_s - self._last_end_s)
-        transfer = _Transfer(size_bytes=len(body), started_s=now_s, idle_before_s=idle_s)
-        self._running[id(transfer)] = transfer
-        try:
-            yield transfer
-        finally:
-            self._running.pop(id(transfer), None)
-            self._last_end_s = self._clock()
-
-    def _answered(self, transfer: _Transfer, server_s: float) -> None:
-        """The answer's first byte is here: the way up has been measured."""
-        if transfer.sending_s is None:
-            return
-        wire_s = max(self._clock() - transfer.sending_s - server_s, 0.0)
-        self._sink(self._sample("up", transfer, wire_s, server_s=server_s))
-        self._running.pop(id(transfer), None)
-
-    @contextmanager
-    def _receipt(self, size_bytes: int, started_s: float) -> Iterator[_Receipt]:
-        """An answer on its way; one that is given up took at least this long."""
-        receipt = _Receipt(size_bytes, started_s)
-        if size_bytes >= LARGE_REPLY_BYTES:
-            self._receiving[id(receipt)] = receipt
-        try:
-            yield receipt
-        except BaseException:
-            if id(receipt) in self._receiving:
-                self._sink(self._down(receipt))
-            raise
-        finally:
-            self._receiving.pop(id(receipt), None)
-
-    def _down(self, receipt: _Receipt) -> TransferSample:
-        now_s = self._clock()
-        return TransferSample(
-            at_s=now_s,
-            link=self._name,
-            direction="down",
-            size_bytes=receipt.size_bytes,
-            seconds=now_s - receipt.started_s,
-            complete=False,
-            moved_bytes=receipt.moved_bytes,
-        )
-
-    def _sample(
-        self, direction: Direction, transfer: _Transfer, seconds: float, *, server_s: float = 0.0, complete: bool = True
-    ) -> TransferSample:
-        return TransferSample(
-            at_s=self._clock(),
-            link=self._name,
-            direction=direction,
-            size_bytes=transfer.size_bytes,
-            seconds=seconds,
-            server_s=server_s,
-            idle_before_s=transfer.idle_before_s,
-            complete=complete,
-            moved_bytes=None if complete else transfer.moved(),
-        )
-
-    def _abandoned(self, transfer: _Transfer) -> None:
-        """The transfer ended without an answer: it took at least this long."""
-        if transfer.sending_s is not None and id(transfer) in self._running:
-            self._sink(self._sample("up", transfer, self._clock() - transfer.sending_s, complete=False))
-
-    @contextmanager
     def _mapped(self, transfer: _Transfer, path: str) -> Iterator[None]:
         """Turns everything aiohttp, the OS and OpenSSL raise into LinkErrors that name the phase."""
         where = f"{self._name} ({self._base_url}{path})"
@@ -468,10 +367,10 @@ class HttpLink:
             yield
         except asyncio.CancelledError:
             # Another arm answered first, or the client left: that the transfer took at least so long is known anyway.
-            self._abandoned(transfer)
+            self._log.abandoned(transfer)
             raise
         except TimeoutError as err:
-            self._abandoned(transfer)
+            self._log.abandoned(transfer)
             raise LinkTimeout(
                 f"{where} did not answer in time while {transfer.phase}",
                 next_step="check the network, or allow a longer deadline",
@@ -484,7 +383,7 @@ class HttpLink:
                 next_step="check that the peer runs and that its address is right",
             ) from err
         except _CLOSED as err:
-            self._abandoned(transfer)
+            self._log.abandoned(transfer)
             raise LinkClosed(f"{where} closed the connection while {transfer.phase}") from err
         except (aiohttp.ClientError, OSError) as err:
             raise LinkError(f"{where} failed while {transfer.phase}: {err or type(err).__name__}") from err

@@ -6,14 +6,13 @@ last assistant message is continued.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
 from protocol.errors import EngineError, MidstreamError, Unsupported
+from protocol.images import base64_of
 from protocol.openai_wire import dump
 from protocol.text import CallDelta, FinishReason, ImagePart, Message, Sampling, TextRequest, Usage
 from protocol.upstream import (
@@ -23,10 +22,12 @@ from protocol.upstream import (
     UpstreamDelta,
     UpstreamReader,
     WireCall,
+    arguments_of,
     count_of,
     error_for,
     error_from,
     load,
+    object_of,
     text_of,
     turns_of,
 )
@@ -49,25 +50,11 @@ _FINISHES: Mapping[str, FinishReason] = {
 class AnthropicCodec:
     """UpstreamCodec for POST /v1/messages."""
 
-    @property
-    def dialect(self) -> Dialect:
-        return "anthropic"
-
-    @property
-    def answers_name_models(self) -> bool:
-        return True
-
-    @property
-    def features(self) -> Features | None:
-        return Features(continues="text", logprobs=False)
-
-    @property
-    def models_path(self) -> str:
-        return "/v1/models"
-
-    @property
-    def embeddings_path(self) -> str:
-        return ""
+    dialect: ClassVar[Dialect] = "anthropic"
+    answers_name_models: ClassVar[bool] = True
+    features: ClassVar[Features | None] = Features(continues="text", logprobs=False)
+    models_path: ClassVar[str] = "/v1/models"
+    embeddings_path: ClassVar[str] = ""
 
     def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
         turns = turns_of(request) or [Message("user", _prompt(request))]
@@ -134,22 +121,22 @@ class _Reader(EventReader):
         if kind == "error":
             raise error_from(0, event.get("error"))
         if kind == "message_start":
-            self._usage.update(_object(_object(event.get("message")).get("usage")))
+            self._usage.update(object_of(object_of(event.get("message")).get("usage")))
             return UpstreamDelta(usage=_usage(self._usage))
         if kind == "content_block_start":
             return self._start(event)
         if kind == "content_block_delta":
             return self._delta(event)
         if kind == "message_delta":
-            self._usage.update(_object(event.get("usage")))
-            finish = _finish(_object(event.get("delta")).get("stop_reason"))
+            self._usage.update(object_of(event.get("usage")))
+            finish = _finish(object_of(event.get("delta")).get("stop_reason"))
             return UpstreamDelta(finish=finish, usage=_usage(self._usage))
         if kind == "message_stop":
             self.ended = True
         return UpstreamDelta()  # ping, content_block_stop, and events that are newer than this
 
     def _start(self, event: Mapping[str, Any]) -> UpstreamDelta:
-        block = _object(event.get("content_block"))
+        block = object_of(event.get("content_block"))
         if block.get("type") == "text" and block.get("text"):
             return UpstreamDelta(text=self._rejoined(str(block["text"])))
         if block.get("type") != "tool_use":
@@ -158,7 +145,7 @@ class _Reader(EventReader):
         return UpstreamDelta(calls=(CallDelta(number, str(block.get("id") or ""), str(block.get("name") or ""), ""),))
 
     def _delta(self, event: Mapping[str, Any]) -> UpstreamDelta:
-        delta = _object(event.get("delta"))
+        delta = object_of(event.get("delta"))
         kind = delta.get("type")
         if kind == "text_delta":
             return UpstreamDelta(text=self._rejoined(str(delta.get("text") or "")))
@@ -220,27 +207,17 @@ def _blocks(turn: Message) -> list[Json]:
     if not turn.parts and turn.content:
         blocks.append({"type": "text", "text": turn.content})
     for call in turn.tool_calls:
-        function = _object(call.get("function"))
+        function = object_of(call.get("function"))
         blocks.append(
             {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": arguments_of(function)}
         )
     return blocks
 
 
-def arguments_of(function: Mapping[str, Any]) -> Json:
-    """A call's arguments as an object; text that is none of JSON is kept under a name of its own."""
-    text = function.get("arguments")
-    try:
-        found = json.loads(text) if isinstance(text, str) and text.strip() else {}
-    except ValueError:
-        return {"malformed_arguments": text}
-    return found if isinstance(found, dict) else {"value": found}
-
-
 def _image(part: ImagePart) -> Json:
     if part.url:
         return {"type": "image", "source": {"type": "url", "url": part.url}}
-    data = base64.b64encode(part.data).decode("ascii")
+    data = base64_of(part)
     return {"type": "image", "source": {"type": "base64", "media_type": part.media_type, "data": data}}
 
 
@@ -249,7 +226,7 @@ def _tools(request: TextRequest) -> Json:
         return {}
     listed = []
     for tool in request.tools:
-        function = _object(tool.get("function"))
+        function = object_of(tool.get("function"))
         schema = function.get("parameters") or {"type": "object", "properties": {}}
         entry = {"name": function.get("name"), "input_schema": schema}
         if function.get("description"):
@@ -261,10 +238,6 @@ def _tools(request: TextRequest) -> Json:
     if not request.parallel_tool_calls:
         choice["disable_parallel_tool_use"] = True
     return {"tools": listed, "tool_choice": choice}
-
-
-def _object(raw: Any) -> Mapping[str, Any]:
-    return raw if isinstance(raw, dict) else {}
 
 
 def _json(raw: Any) -> str:

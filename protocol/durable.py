@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -154,6 +154,19 @@ def open_sqlite(path: Path, migrations: Sequence[str]) -> sqlite3.Connection:
         with suppress(OSError):
             path.with_name(path.name + suffix).chmod(0o600)
     return connection
+
+
+@contextmanager
+def written(db: sqlite3.Connection) -> Iterator[None]:
+    """One transaction: all of the block is kept at its end, or nothing of it."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # a full disk may have ended it
+            db.execute("ROLLBACK")
+        raise
 
 
 def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> None:

@@ -6,15 +6,14 @@ names its function, not only its call. The stream is server-sent events without 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from attrs import frozen
 
-from protocol.anthropic_upstream import arguments_of
 from protocol.errors import EngineError, MidstreamError, Unsupported
+from protocol.images import base64_of
 from protocol.openai_wire import dump
 from protocol.text import CallDelta, FinishReason, ImagePart, Message, TextRequest, Usage
 from protocol.upstream import (
@@ -24,10 +23,12 @@ from protocol.upstream import (
     UpstreamDelta,
     UpstreamReader,
     WireCall,
+    arguments_of,
     count_of,
     error_for,
     error_from,
     load,
+    object_of,
     turns_of,
 )
 
@@ -40,25 +41,11 @@ _FAILING = frozenset({"MALFORMED_FUNCTION_CALL", "OTHER", "UNEXPECTED_TOOL_CALL"
 class GeminiCodec:
     """UpstreamCodec for POST /v1beta/models/{model}:generateContent and :streamGenerateContent."""
 
-    @property
-    def dialect(self) -> Dialect:
-        return "gemini"
-
-    @property
-    def answers_name_models(self) -> bool:
-        return False
-
-    @property
-    def features(self) -> Features | None:
-        return Features(continues="no", logprobs=False)
-
-    @property
-    def models_path(self) -> str:
-        return "/v1beta/models"
-
-    @property
-    def embeddings_path(self) -> str:
-        return ""
+    dialect: ClassVar[Dialect] = "gemini"
+    answers_name_models: ClassVar[bool] = False
+    features: ClassVar[Features | None] = Features(continues="no", logprobs=False)
+    models_path: ClassVar[str] = "/v1beta/models"
+    embeddings_path: ClassVar[str] = ""
 
     def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
         if request.prefix:
@@ -106,7 +93,7 @@ class _Reader(EventReader):
 
 
 def _contents(turns: Sequence[Message]) -> list[Json]:
-    names = {str(call.get("id")): _object(call.get("function")).get("name") for t in turns for call in t.tool_calls}
+    names = {str(call.get("id")): object_of(call.get("function")).get("name") for t in turns for call in t.tool_calls}
     found: list[Json] = []
     for turn in turns:
         if turn.role == "system":
@@ -130,7 +117,7 @@ def _parts(turn: Message, names: Mapping[str, Any]) -> list[Json]:
     if not turn.parts and turn.content:
         parts.append({"text": turn.content})
     for call in turn.tool_calls:
-        function = _object(call.get("function"))
+        function = object_of(call.get("function"))
         parts.append({"functionCall": {"name": function.get("name"), "args": arguments_of(function)}})
     return parts
 
@@ -138,7 +125,7 @@ def _parts(turn: Message, names: Mapping[str, Any]) -> list[Json]:
 def _image(part: ImagePart) -> Json:
     if part.url:
         return {"fileData": {"fileUri": part.url}}
-    return {"inlineData": {"mimeType": part.media_type, "data": base64.b64encode(part.data).decode("ascii")}}
+    return {"inlineData": {"mimeType": part.media_type, "data": base64_of(part)}}
 
 
 def _config(request: TextRequest) -> Json:
@@ -157,7 +144,7 @@ def _config(request: TextRequest) -> Json:
     form = request.response_format
     if form:
         config["responseMimeType"] = "application/json"
-        schema = _object(form.get("json_schema")).get("schema")
+        schema = object_of(form.get("json_schema")).get("schema")
         if schema:
             config["responseJsonSchema"] = schema
     return config
@@ -168,7 +155,7 @@ def _tools(request: TextRequest) -> Json:
         return {}
     listed = []
     for tool in request.tools:
-        function = _object(tool.get("function"))
+        function = object_of(tool.get("function"))
         names = {"name": "name", "description": "description", "parameters": "parametersJsonSchema"}
         listed.append({names[key]: function[key] for key in names if function.get(key)})
     mode = {"auto": "AUTO", "none": "NONE"}.get(request.tool_choice, "ANY")
@@ -181,13 +168,13 @@ def _tools(request: TextRequest) -> Json:
 def _delta(document: Mapping[str, Any], calls_before: int) -> UpstreamDelta:
     if document.get("error"):
         raise error_from(0, document["error"])
-    blocked = _object(document.get("promptFeedback")).get("blockReason")
+    blocked = object_of(document.get("promptFeedback")).get("blockReason")
     if blocked:
         raise EngineError(f"the upstream blocked the prompt: {str(blocked)[:100]}")
     candidates = document.get("candidates")
-    candidate = _object(candidates[0]) if isinstance(candidates, list) and candidates else {}
-    parts = [part for part in _object(candidate.get("content")).get("parts") or () if isinstance(part, dict)]
-    calls = [_object(part["functionCall"]) for part in parts if "functionCall" in part]
+    candidate = object_of(candidates[0]) if isinstance(candidates, list) and candidates else {}
+    parts = [part for part in object_of(candidate.get("content")).get("parts") or () if isinstance(part, dict)]
+    calls = [object_of(part["functionCall"]) for part in parts if "functionCall" in part]
     return UpstreamDelta(
         text="".join(str(part.get("text") or "") for part in parts if not part.get("thought")),
         reasoning="".join(str(part.get("text") or "") for part in parts if part.get("thought")),
@@ -198,7 +185,7 @@ def _delta(document: Mapping[str, Any], calls_before: int) -> UpstreamDelta:
 
 
 def _call(call: Mapping[str, Any], index: int) -> CallDelta:
-    arguments = dump(_object(call.get("args"))).decode()
+    arguments = dump(object_of(call.get("args"))).decode()
     return CallDelta(index, str(call.get("id") or f"call_{index}"), str(call.get("name") or ""), arguments)
 
 
@@ -222,15 +209,11 @@ def _usage(raw: Any) -> Usage | None:
 def _retry_info(body: bytes) -> Mapping[str, str]:
     """Gemini tells the wait in the body: details[].retryDelay = "30s"."""
     try:
-        details = _object(load(body, "an upstream error").get("error")).get("details")
+        details = object_of(load(body, "an upstream error").get("error")).get("details")
     except MidstreamError:
         return {}
     for detail in details if isinstance(details, list) else ():
-        delay = _object(detail).get("retryDelay")
+        delay = object_of(detail).get("retryDelay")
         if isinstance(delay, str) and delay.endswith("s"):
             return {"retry-after": delay[:-1]}
     return {}
-
-
-def _object(raw: Any) -> Mapping[str, Any]:
-    return raw if isinstance(raw, dict) else {}

@@ -1,4 +1,4 @@
-"""Pictures in requests: base64 or data URLs to ImagePart, checked by their first bytes."""
+"""Pictures in requests: base64 or data URLs to ImagePart, checked by their first bytes, and back."""
 
 from __future__ import annotations
 
@@ -41,8 +41,13 @@ def from_base64(text: str, path: str, detail: str = "auto") -> ImagePart:
 
 
 def data_url(image: ImagePart) -> str:
-    """The image as OpenAI's API takes it: its address, or a data URL."""
-    return image.url or f"data:{image.media_type};base64,{base64.b64encode(image.data).decode('ascii')}"
+    """The image as OpenAI's API takes it: its address, or its bytes as one (RFC 2397)."""
+    return image.url or f"data:{image.media_type};base64,{base64_of(image)}"
+
+
+def base64_of(image: ImagePart) -> str:
+    """The image's bytes as most APIs take them."""
+    return base64.b64encode(image.data).decode("ascii")
 
 
 def _media_type(data: bytes, path: str) -> str:

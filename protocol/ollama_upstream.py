@@ -6,14 +6,13 @@ Its OpenAI form hides what matters here: an over-long prompt silently loses its 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
-from protocol.anthropic_upstream import arguments_of
 from protocol.errors import MidstreamError, ProtocolError, Unsupported
+from protocol.images import base64_of
 from protocol.openai_wire import dump
 from protocol.text import CallDelta, FinishReason, ImagePart, Message, TextRequest, Usage
 from protocol.upstream import (
@@ -23,10 +22,12 @@ from protocol.upstream import (
     UpstreamDelta,
     UpstreamReader,
     WireCall,
+    arguments_of,
     count_of,
     error_for,
     error_from,
     load,
+    object_of,
     text_of,
     turns_of,
 )
@@ -40,25 +41,11 @@ class OllamaCodec:
 
     context_tokens: int = 0
 
-    @property
-    def dialect(self) -> Dialect:
-        return "ollama"
-
-    @property
-    def answers_name_models(self) -> bool:
-        return True
-
-    @property
-    def features(self) -> Features | None:
-        return None
-
-    @property
-    def models_path(self) -> str:
-        return "/v1/models"
-
-    @property
-    def embeddings_path(self) -> str:
-        return "/v1/embeddings"
+    dialect: ClassVar[Dialect] = "ollama"
+    answers_name_models: ClassVar[bool] = True
+    features: ClassVar[Features | None] = None
+    models_path: ClassVar[str] = "/v1/models"
+    embeddings_path: ClassVar[str] = "/v1/embeddings"
 
     def call(self, model: str, request: TextRequest, *, stream: bool, stop: Sequence[str] = ()) -> WireCall:
         _check(request)
@@ -147,7 +134,7 @@ def _turn(turn: Message, turns: Sequence[Message]) -> Json:
     if any(part.url for part in images):
         raise Unsupported("Ollama takes pictures as bytes, no addresses", field="messages")
     if images:
-        found["images"] = [base64.b64encode(part.data).decode("ascii") for part in images]
+        found["images"] = [base64_of(part) for part in images]
     if turn.tool_calls:
         calls = [call.get("function") for call in turn.tool_calls]
         found["tool_calls"] = [
@@ -173,8 +160,7 @@ def _called(id_: str | None, turns: Sequence[Message]) -> str:
 def _delta(document: Mapping[str, Any], calls_before: int, *, any_calls: bool) -> UpstreamDelta:
     if document.get("error"):
         raise error_from(0, document["error"])
-    message = document.get("message")
-    message = message if isinstance(message, dict) else {}
+    message = object_of(document.get("message"))
     raw_calls = message.get("tool_calls")
     calls = _calls(raw_calls if isinstance(raw_calls, list) else [], calls_before)
     text = message.get("content") or document.get("response")

@@ -6,13 +6,13 @@ server that sends more is read all the same.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
 
 from protocol.errors import EngineError, MidstreamError, ProtocolError, Unsupported
+from protocol.images import data_url
 from protocol.openai_wire import dump
 from protocol.text import CallDelta, FinishReason, ImagePart, Message, Sampling, TextRequest, Usage
 from protocol.upstream import (
@@ -220,11 +220,6 @@ def merged(turns: Sequence[Message]) -> list[Message]:
         else:
             found.append(turn)
     return found
-
-
-def data_url(part: ImagePart) -> str:
-    """The picture's address, or its bytes as one (RFC 2397)."""
-    return part.url or f"data:{part.media_type};base64,{base64.b64encode(part.data).decode('ascii')}"
 
 
 def parse_chunk(data: str | bytes, failing: frozenset[str] = frozenset()) -> UpstreamDelta:

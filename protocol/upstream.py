@@ -221,6 +221,21 @@ def text_of(prefix: Sequence[Token]) -> str:
     return text
 
 
+def object_of(raw: Any) -> Mapping[str, Any]:
+    """An object of a server's document; empty where something else stands."""
+    return raw if isinstance(raw, dict) else {}
+
+
+def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments as an object; text that is none of JSON is kept under a name of its own."""
+    text = function.get("arguments")
+    try:
+        found = json.loads(text) if isinstance(text, str) and text.strip() else {}
+    except ValueError:
+        return {"malformed_arguments": text}
+    return found if isinstance(found, dict) else {"value": found}
+
+
 def count_of(raw: Any) -> int:
     """A token count; 0 where there is none. Anything that cannot be one makes its usage none (`plausible`)."""
     if raw is None:

@@ -86,44 +86,40 @@ class _Lines:
 
 def replay_fixed(trace: LinkTrace, cost: ArmCost, load: Load) -> Outcome:
     """Every request on one arm, as long as it takes."""
-    lines = _Lines(trace)
-    latencies, free_s = [], 0.0
-    for number in range(load.count):
-        due_s = number * load.every_s
-        free_s = lines.ends_s(cost, max(due_s, free_s))
-        latencies.append(free_s - due_s)
-    return Outcome(tuple(latencies), {str(cost.arm): load.count})
+    return _one_after_another(trace, load, lambda lines, began_s: cost)
 
 
 def replay_oracle(trace: LinkTrace, costs: Sequence[ArmCost], load: Load) -> Outcome:
     """Every request on the arm that will answer first; since the trace does not depend on us, no plan is better."""
-    lines = _Lines(trace)
-    latencies, free_s = [], 0.0
-    arms: dict[str, int] = {}
-    for number in range(load.count):
-        due_s = number * load.every_s
-        began_s = max(due_s, free_s)
-        free_s, best = min((lines.ends_s(cost, began_s), str(cost.arm)) for cost in costs)
-        latencies.append(free_s - due_s)
-        arms[best] = arms.get(best, 0) + 1
-    return Outcome(tuple(latencies), arms)
+    return _one_after_another(
+        trace, load, lambda lines, began_s: min(costs, key=lambda cost: (lines.ends_s(cost, began_s), str(cost.arm)))
+    )
 
 
 def replay_informed(trace: LinkTrace, costs: Sequence[ArmCost], load: Load, ago_s: float) -> Outcome:
     """Every request on the arm that would answer first if the link stayed as it was `ago_s` before: what one would do
     who sees the link exactly, for nothing, but not the future.
     """
+
+    def choose(lines: _Lines, began_s: float) -> ArmCost:
+        step = int(max(0.0, began_s - ago_s) / trace.step_s) % len(trace.delays_s)
+        return min(costs, key=lambda cost: _steady_s(trace, step, cost))
+
+    return _one_after_another(trace, load, choose)
+
+
+def _one_after_another(trace: LinkTrace, load: Load, choose: Callable[[_Lines, float], ArmCost]) -> Outcome:
+    """Requests that wait for the one before. choose: the arm of one that begins at that second of the trace."""
     lines = _Lines(trace)
     latencies, free_s = [], 0.0
     arms: dict[str, int] = {}
     for number in range(load.count):
         due_s = number * load.every_s
         began_s = max(due_s, free_s)
-        step = int(max(0.0, began_s - ago_s) / trace.step_s) % len(trace.delays_s)
-        best = min(costs, key=lambda cost: _steady_s(trace, step, cost))
-        free_s = lines.ends_s(best, began_s)
+        chosen = choose(lines, began_s)
+        free_s = lines.ends_s(chosen, began_s)
         latencies.append(free_s - due_s)
-        arms[str(best.arm)] = arms.get(str(best.arm), 0) + 1
+        arms[str(chosen.arm)] = arms.get(str(chosen.arm), 0) + 1
     return Outcome(tuple(latencies), arms)
 
 

@@ -10,6 +10,8 @@ from typing import Literal
 
 from attrs import define, field
 
+from tests.raw_peer import raw_server
+
 Way = Literal["good", "slow", "lying", "cut"]
 FIRST_BYTE_S = 30.0
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -37,8 +39,6 @@ class BadServer:
             await self._answer(writer)
         except (OSError, asyncio.IncompleteReadError):
             return
-        finally:
-            writer.transport.abort()
 
     async def _answer(self, writer: asyncio.StreamWriter) -> None:
         if self.way == "slow":
@@ -63,21 +63,5 @@ def _event(document: object) -> bytes:
 async def bad_server(way: Way) -> AsyncIterator[BadServer]:
     """Serves until the block ends."""
     made = BadServer(way)
-    tasks: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(made.serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
-    try:
+    async with raw_server(made.serve) as made.port:
         yield made
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        await server.wait_closed()

@@ -27,6 +27,7 @@ from engines.fakes_text import FakeTextEngine
 from links.http_server import serve
 from protocol.events import ignore
 from tests.conftest import ROOT
+from tests.raw_peer import raw_server
 
 MODEL = "smollm2-135m"
 SECRET = "Marianne Quellwasser"
@@ -58,7 +59,6 @@ class Recorder:
             return
         finally:
             far_writer.transport.abort()
-            writer.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keep: bool) -> None:
         while data := await reader.read(65536):
@@ -76,24 +76,10 @@ async def coordinator() -> AsyncIterator[Recorder]:
     front = house.front(ignore)
     server = await serve(front.routes, [house.handoff(lambda request: "client")], host="127.0.0.1", port=0)
     recorder = Recorder(server.port)
-    tasks: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(recorder.relay(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    relay = await asyncio.start_server(accept, "127.0.0.1", 0)
-    recorder.port = relay.sockets[0].getsockname()[1]
     try:
-        yield recorder
+        async with raw_server(recorder.relay) as recorder.port:
+            yield recorder
     finally:
-        relay.close()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        await relay.wait_closed()
         await front.stop()
         await house.close()
         await server.close()

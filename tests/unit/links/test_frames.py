@@ -13,7 +13,7 @@ from links.http_front import ServerLimits
 from links.http_server import serve
 from links.port import FrameRoute, FrameStream, Request
 from protocol.errors import LinkClosed, LinkError
-from tests.unit.links.raw_peer import accept_websocket, raw_server
+from tests.raw_peer import accept_websocket, raw_server
 
 BEAT_S = 0.1
 

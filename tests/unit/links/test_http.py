@@ -16,7 +16,7 @@ from links.port import Request, Response, Route
 from links.shaped import ShaperProxy
 from protocol.errors import ConfigError, LinkClosed, LinkError, LinkTimeout
 from protocol.events import TransferSample
-from tests.unit.links.raw_peer import accept_websocket, raw_server
+from tests.raw_peer import accept_websocket, raw_server
 
 FILE = bytes(range(256)) * 2000
 

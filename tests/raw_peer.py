@@ -29,12 +29,14 @@ async def raw_server(handler: Handler) -> AsyncIterator[int]:
         task.add_done_callback(tasks.discard)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0.01)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)
 
 
 async def accept_websocket(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
