@@ -68,7 +68,6 @@ class Device:
         self.sent: tuple[Tensor, ...] = ()
         self.lost = 0
         self.held = 0
-        self.peak_held = 0
 
     async def start(self) -> None:
         """Load, connect, run everything once."""

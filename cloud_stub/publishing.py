@@ -19,7 +19,7 @@ from protocol.clock import WallClock
 from protocol.decode import decode, decode_listing, encode, plain
 from protocol.errors import BadRequest, NotFound, ProtocolError, TooLarge
 from protocol.policy import SCHEMA, Policy
-from protocol.signature import Envelope, sign
+from protocol.signature import Envelope, encode_envelope, sign
 
 MAX_POLICY_BYTES = 32 << 10
 DEFAULT_LIFE_S = 365 * 86_400.0
@@ -91,7 +91,7 @@ class Publisher:
             raise BadRequest("the policy expires before it begins", field="not_before_s")
         key = self._authority.policy_key
         envelope = sign(encode(numbered), key.seed, key.key_id)
-        record = PublishedPolicy(numbered.epoch, numbered.version, now_s, note[:200], encode(envelope))
+        record = PublishedPolicy(numbered.epoch, numbered.version, now_s, note[:200], encode_envelope(envelope))
         self._records = None
         self._registry.add_policy(record)
         return Published(numbered, record)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heapreplace
-from math import inf, isfinite
+from math import inf
 
 from attrs import define, field, frozen
 
@@ -288,11 +288,3 @@ def least_quantile_s(recording: Recording, ratio: float, regime: Regime, budget_
 def quantile_s(ordered_s: Sequence[float], ratio: float) -> float:
     """Nearest rank in an ascending series."""
     return ordered_s[min(len(ordered_s) - 1, round(ratio * (len(ordered_s) - 1)))]
-
-
-def busy_ratio(recording: Recording) -> float:
-    """How busy a device would be that did everything alone."""
-    device, requests = recording.device, recording.requests
-    work_s = sum(device.prefill_s(r.prompt_tokens) + r.answer_tokens / device.decode_tokens_per_s for r in requests)
-    span_s = requests[-1].at_s - requests[0].at_s if len(requests) > 1 else 0.0
-    return work_s / span_s if span_s > 0 and isfinite(span_s) else inf

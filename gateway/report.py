@@ -23,8 +23,6 @@ MAX_TTFTS = 200_000
 MAX_NAMES = 100
 """Targets, models, tenants and reasons told apart; the rest is `other`."""
 
-CACHE = "cache"
-
 
 @frozen
 class Prices:
@@ -67,7 +65,6 @@ class Report:
     found: Counter[str] = field(factory=Counter)
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_prompt_tokens: int = 0
     saved_tokens: int = 0
     usd: float = 0.0
     paid_prompt_tokens: int = 0
@@ -110,7 +107,6 @@ class Report:
         self.handed_over += len({name for name, _ in sides}) > 1
         self.prompt_tokens += int(row["prompt_tokens"])
         self.completion_tokens += int(row["completion_tokens"])
-        self.cached_prompt_tokens += int(row["cached_tokens"])
         self.usd += usd
         for name, count in sides:
             _count(self.tokens_by_target, name, count)

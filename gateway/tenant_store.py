@@ -35,8 +35,6 @@ class TenantStore(Protocol):
         """Add or replace by id, all or none. Raises BadRequest when there are too many."""
         ...
 
-    def drop_key(self, id: str) -> None: ...
-
     def put_tenant(self, tenant: Tenant) -> None:
         """Add or replace by name. Raises BadRequest when there are too many."""
         ...
@@ -67,9 +65,6 @@ class MemoryTenants:
         after = self._keys | {record.id: record for record in records}
         _check_count(len(after), MAX_KEYS, "keys")
         self._keys = after
-
-    def drop_key(self, id: str) -> None:
-        self._keys.pop(id, None)
 
     def put_tenant(self, tenant: Tenant) -> None:
         _check_count(len(self._tenants | {tenant.name: tenant}), MAX_TENANTS, "tenants")
@@ -129,10 +124,6 @@ class SqliteTenants:
         with self._written():
             self._db.executemany(f"INSERT OR REPLACE INTO key VALUES ({', '.join('?' * 10)})", rows)
             _check_count(self._db.execute("SELECT count(*) FROM key").fetchone()[0], MAX_KEYS, "keys")
-
-    def drop_key(self, id: str) -> None:
-        with self._written():
-            self._db.execute("DELETE FROM key WHERE id = ?", (id,))
 
     def put_tenant(self, tenant: Tenant) -> None:
         with self._written():

@@ -51,7 +51,6 @@ def parse_messages(body: bytes | Mapping[str, Any], *, counting: bool = False) -
         stream=fields.flag("stream"),
         include_usage=True,
         stop=stop_texts(fields.raw.get("stop_sequences"), "stop_sequences"),
-        max_tokens_given=True,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=chosen.get("disable_parallel_tool_use") is not True,

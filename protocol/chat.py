@@ -21,9 +21,8 @@ class ChatRequest:
 
     prompt: messages for chat; text or token ids for completions. stop: strings that end the answer and are not part of
     it. want_logprobs: the client asked for logprobs, with `top_logprobs` alternatives (sampling.logprobs is then at
-    least 1). max_tokens_given: the client set a bound; otherwise sampling.max_tokens is the default and may be cut to
-    what the context holds. tools, tool_choice, parallel_tool_calls, response_format: as in TextRequest; whether a
-    target can honour them is seen when targets are chosen.
+    least 1). tools, tool_choice, parallel_tool_calls, response_format: as in TextRequest; whether a target can honour
+    them is seen when targets are chosen.
     """
 
     model: str
@@ -35,7 +34,6 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     want_logprobs: bool = False
     top_logprobs: int = 0
-    max_tokens_given: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
@@ -76,12 +74,6 @@ class ChatRequest:
     def tool_names(self) -> tuple[str, ...]:
         """Names of the functions that may be called."""
         return tuple(tool["function"]["name"] for tool in self.tools)
-
-    @property
-    def forced_tool(self) -> str | None:
-        """The one function that must be called, if the client named it."""
-        kind, _, name = self.tool_choice.partition(":")
-        return name if kind == "function" else None
 
 
 _after_model = attrgetter(*(one.name for one in attrs_fields(ChatRequest)[1:]))

@@ -121,7 +121,6 @@ def _shared(fields: Fields) -> dict[str, Any]:
         "stream": fields.raw.get("stream") is not False,
         "include_usage": True,
         "stop": stop_texts(options.raw.get("stop"), "options.stop"),
-        "max_tokens_given": bounded,
         "response_format": _format(fields.raw.get("format")),
     }
 

@@ -174,7 +174,6 @@ def _shared(fields: Fields) -> dict[str, Any]:
         "stream": fields.flag("stream"),
         "include_usage": include_usage,
         "stop": stop_texts(fields.raw.get("stop")),
-        "max_tokens_given": any(fields.raw.get(n) is not None for n in ("max_tokens", "max_completion_tokens")),
         "user": str(fields.raw.get("user") or "")[:256],
     }
 

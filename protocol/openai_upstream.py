@@ -249,7 +249,6 @@ def parse_chunk(data: str | bytes, failing: frozenset[str] = frozenset()) -> Ups
         # Moonshot's usage stands inside the choice.
         usage=_usage(document.get("usage")) or _usage(choice.get("usage")),
         calls=_calls(delta.get("tool_calls")),
-        token_ids=_ids(choice.get("token_ids")),
         reasoning=_text(delta.get("reasoning_content")) or _text(delta.get("reasoning")),
         extra={key: document[key] for key in ("midstream", "timings") if key in document},
     )
@@ -260,7 +259,6 @@ def _says_only(document: Mapping[str, Any], choice: Mapping[str, Any], delta: Ma
     return delta.keys() <= _OF_TEXT and not (
         choice.get("finish_reason")
         or choice.get("logprobs")
-        or choice.get("token_ids")
         or choice.get("usage")
         or document.get("usage")
         or "timings" in document
@@ -356,7 +354,3 @@ def _usage(raw: Any) -> Usage | None:
     # DeepSeek and Moonshot tell cached tokens in a field of their own.
     cached = cached or raw.get("prompt_cache_hit_tokens") or raw.get("cached_tokens")
     return Usage(count_of(raw.get("prompt_tokens")), count_of(raw.get("completion_tokens")), count_of(cached))
-
-
-def _ids(raw: Any) -> tuple[int, ...]:
-    return tuple(item for item in raw if type(item) is int) if isinstance(raw, list) else ()

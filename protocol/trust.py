@@ -12,7 +12,6 @@ import base64
 import binascii
 import re
 import zlib
-from collections.abc import Mapping
 
 from attrs import field, frozen
 
@@ -23,16 +22,6 @@ PREFIX = "mj1."
 MAX_JOIN_CHARS = 1024
 
 _HOST = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,255}", re.ASCII)
-
-
-@frozen
-class TrustAnchors:
-    """What a device of `fleet` trusts: its CA (PEM and SHA-256 fingerprint in hex) and the policy keys by id."""
-
-    fleet: str
-    ca_pem: str = field(repr=False)
-    ca_fingerprint: str
-    policy_keys: Mapping[str, bytes]
 
 
 @frozen

@@ -73,7 +73,6 @@ class UpstreamDelta:
     finish: FinishReason | None = None
     usage: Usage | None = field(default=None, converter=plausible)
     calls: tuple[CallDelta, ...] = ()
-    token_ids: tuple[int, ...] = ()
     reasoning: str = ""
     extra: Mapping[str, Any] = field(factory=dict)
 

@@ -43,7 +43,6 @@ class Outcome:
     hedges: int = 0
     hedged_s: float = 0.0
     looks: int = 0
-    decisions: tuple[str, ...] = ()
 
 
 @frozen

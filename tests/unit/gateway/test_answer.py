@@ -25,7 +25,7 @@ from protocol.policy import Policy
 from protocol.text import CallDelta, FinishReason, Message, Sampling
 
 HERS = 'a"b@example.org'
-ASKED = ChatRequest("m", (Message("user", f"mail {HERS}"),), Sampling(max_tokens=64), max_tokens_given=True)
+ASKED = ChatRequest("m", (Message("user", f"mail {HERS}"),), Sampling(max_tokens=64))
 PLAIN = evolve(ASKED, prompt=(Message("user", "tell me of the river"),))
 TOOL = tool_definition("send", "", None)
 

@@ -50,7 +50,7 @@ def test_the_defaults_are_those_of_the_api() -> None:
     request = chat()
     assert request.messages == (Message("user", "hi"),)
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (1.0, 1.0, None)
-    assert (request.sampling.max_tokens, request.max_tokens_given) == (DEFAULT_MAX_TOKENS, False)
+    assert request.sampling.max_tokens == DEFAULT_MAX_TOKENS
     assert (request.stream, request.include_usage, request.stop, request.want_logprobs) == (False, False, (), False)
 
 
@@ -212,11 +212,7 @@ def test_tools_and_formats_arrive_in_one_form() -> None:
     assert request.tool_names == ("weather", "time")
     assert request.tools[0]["function"]["parameters"] == schema
     assert request.tools[1]["function"]["parameters"] == {"type": "object", "properties": {}}
-    assert (request.tool_choice, request.forced_tool, request.parallel_tool_calls) == (
-        "function:weather",
-        "weather",
-        False,
-    )
+    assert (request.tool_choice, request.parallel_tool_calls) == ("function:weather", False)
     assert request.response_format is not None
     assert answer_schema(request.response_format) == schema
     sent = request.text_request()
