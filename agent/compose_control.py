@@ -30,7 +30,7 @@ from agent.policy import PolicyHolder
 from agent.registration import Registrar
 from agent.supervisor import LifeKeeper
 from links.http import HttpLink
-from links.mqtt_settings import MqttPace
+from links.mqtt_settings import MqttPace, MqttSettings
 from links.port import Delivery, Found, Reply
 from links.tls import client_context, fingerprint
 from links.transfer_log import Sink
@@ -293,27 +293,13 @@ class ControlSide:
 
     def _open_session(self, host: str, port: int) -> Control:
         # The MQTT library is not on the way to READY.
-        from links.mqtt import MqttChannel, MqttSettings
+        from links.mqtt import MqttChannel
 
         assert self.enrolment is not None and self.connector is not None
         enrolment = self.enrolment
         topics = Topics(enrolment.fleet, self.device_id)
         epoch = next_epoch(self.config.state_dir / "epoch")
-        settings = MqttSettings(
-            host=host,
-            port=port,
-            client_id=self.device_id,
-            username=enrolment.mqtt_username,
-            password=enrolment.mqtt_password,
-            ssl=self.context if self._broker_tls(enrolment, port) else None,
-            will=will(topics, epoch, self.boot),
-            session_expiry_s=SESSION_EXPIRY_S,
-            max_payload_bytes=MAX_PAYLOAD_BYTES,
-            # What waits for one fleet must not be told to another.
-            outbox_path=self.config.state_dir / f"outbox-{enrolment.fleet}.sqlite",
-            version=self._broker_version(enrolment),
-            pace=None if self.host is None else partial(_mqtt_pace, self.host),
-        )
+        settings = self._mqtt_settings(enrolment, host, port, will(topics, epoch, self.boot))
         self.channel = MqttChannel(settings, self.clock, random.Random(), self.emit)
         return Control(
             self.channel,
@@ -330,6 +316,23 @@ class ControlSide:
                 on_signal=self.on_signal,
                 on_coordinator_gone=self._on_coordinator_gone,
             ),
+        )
+
+    def _mqtt_settings(self, enrolment: Enrolment, host: str, port: int, last_words: Delivery) -> MqttSettings:
+        return MqttSettings(
+            host=host,
+            port=port,
+            client_id=self.device_id,
+            username=enrolment.mqtt_username,
+            password=enrolment.mqtt_password,
+            ssl=self.context if self._broker_tls(enrolment, port) else None,
+            will=last_words,
+            session_expiry_s=SESSION_EXPIRY_S,
+            max_payload_bytes=MAX_PAYLOAD_BYTES,
+            # What waits for one fleet must not be told to another.
+            outbox_path=self.config.state_dir / f"outbox-{enrolment.fleet}.sqlite",
+            version=self._broker_version(enrolment),
+            pace=None if self.host is None else partial(_mqtt_pace, self.host),
         )
 
 

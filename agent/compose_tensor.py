@@ -109,29 +109,37 @@ class TensorSide:
         pool = ModelPool(min(budget_bytes, begin.max_models_bytes or budget_bytes))
         engines = self._store, pool, self._executor, self._runtimes
         self._local = LocalEndpoint(*engines, threads=self.threads, clock=clock)
-        self._way = DeviceWay(
-            SplitSettings(speed_ratio=config.slowdown),
-            SplitPorts(
-                local=self._local,
-                store=self._store,
-                compute=self._pictures,
-                later=self._later,
-                policy=lambda: bounded(policy().split, strategy()),
-                links=self._views,
-                remotes=self._remotes,
-                slowdowns=slowdowns or Slowdowns(),
-                strategy=strategy,
-                may_fetch=(lambda: host.pace.may_fetch) if host is not None else (lambda: True),
-                emit=emit,
-                clock=clock,
-            ),
-        )
+        self._way = self._device_way(policy, strategy, slowdowns or Slowdowns(), host, clock)
         self._models: tuple[str, ...] = ()
         self._files: frozenset[str] = frozenset()
         self._warned: frozenset[str] = frozenset()
         self._started = asyncio.Event()
         way = self._way.mount
         self.mount = Mount(routes=way.routes, frame_routes=way.frame_routes, start=self._start, stop=self._stop)
+
+    def _device_way(
+        self,
+        policy: Callable[[], Policy],
+        strategy: Callable[[], Strategy],
+        slowdowns: Slowdowns,
+        host: Host | None,
+        clock: Clock,
+    ) -> DeviceWay:
+        ports = SplitPorts(
+            local=self._local,
+            store=self._store,
+            compute=self._pictures,
+            later=self._later,
+            policy=lambda: bounded(policy().split, strategy()),
+            links=self._views,
+            remotes=self._remotes,
+            slowdowns=slowdowns,
+            strategy=strategy,
+            may_fetch=(lambda: host.pace.may_fetch) if host is not None else (lambda: True),
+            emit=self._emit,
+            clock=clock,
+        )
+        return DeviceWay(SplitSettings(speed_ratio=self._config.slowdown), ports)
 
     @property
     def models(self) -> tuple[str, ...]:

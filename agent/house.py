@@ -50,6 +50,7 @@ from gateway.providers import Providers
 from gateway.request_log import RequestLog
 from links.http_server import RunningServer
 from links.otlp import open_spans
+from links.port import Mount
 from netprobe.probe import LinkProbe, UnderWay
 from profiles.benchmark import Probe, decode_benchmark
 from profiles.idle import CpuIdle
@@ -130,13 +131,16 @@ class House:
         self.control = self._control(identity, keys, labels)
         self.control.open_identity()
         self.webrtc.attach(self.control, self.device_id)
-        memory = TextMemory(config.memory, config.state_dir / "text", store)
-        limits = DoorLimits(config.state_dir, self.holder.current, self.emit, self.clock, wall_now)
-        self.emit.add(limits.heard)
-        ways = (self.tensors.mount, text_mount(self.texts, memory, limits, self.holder.current, self.emit, self.clock))
-        self.ways = tuple(self.gate.before(way) for way in ways)
+        self.ways = tuple(self.gate.before(way) for way in (self.tensors.mount, self._text_way(store)))
         self.life.listen(self._on_life)
         self.supervisor = Supervisor(self._parts())
+
+    def _text_way(self, store: ModelStore) -> Mount:
+        config, policy = self.config, self.holder.current
+        memory = TextMemory(config.memory, config.state_dir / "text", store)
+        limits = DoorLimits(config.state_dir, policy, self.emit, self.clock, wall_now)
+        self.emit.add(limits.heard)
+        return text_mount(self.texts, memory, limits, policy, self.emit, self.clock)
 
     def _tell_requests(self) -> None:
         """To the log, and to a collector of traces where there is one."""

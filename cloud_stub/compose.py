@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from cloud_stub.access import OpenFrames, admin, error_response, fleet_member, observer, recorded
+from cloud_stub.access import Check, OpenFrames, admin, error_response, fleet_member, observer, recorded
 from cloud_stub.addresses import advertised, local_url_host
 from cloud_stub.admin import ADMIN, AdminApi
 from cloud_stub.advert import advertise, instance_name, txt_record
@@ -37,6 +37,7 @@ from cloud_stub.tenants import TenantHouse
 from cloud_stub.tenants_admin import TenantsApi
 from cloud_stub.text import TextHouse, open_engines
 from engines.catalogue import load_catalogue
+from gateway.control_channel import ControlChannel
 from gateway.memory import TextMemory
 from gateway.request_log import RequestLog
 from links.http_front import ServerLimits
@@ -45,6 +46,7 @@ from links.mdns import ZeroconfBrowser
 from links.mqtt import MqttChannel
 from links.mqtt_settings import MqttSettings
 from links.otlp import open_spans
+from links.port import Route
 from links.tls import client_context, server_context
 from profiles.idle import CpuIdle
 from protocol.clock import WallClock, wall_now
@@ -211,22 +213,14 @@ class CoordinatorHouse:
         tenants, tails = self.tenants, self.tails.mount
         channel = self.text.channel(tenants.keys, self._memory.results)
         text = self.text.front(self._answered, tenants, self._memory, channel)
-        enrolment = Enrolment(self.authority, self._secrets, self.registry, self._broker_address, self._wall)
-        operators = AdminApi(
-            self.registry, self.publisher, self.coordinator, self.join_string, self._end_sessions, self._wall
-        )
         checks = Checks(
             fleet_member(self._is_device, tenants.keys), observer(self._is_device, tenants.keys), admin(tenants.keys)
         )
         served = assemble(
-            open_routes(enrolment, lambda: self._serving),
+            open_routes(self._enrolment(), lambda: self._serving),
             observer_routes(self.status, self._render, self.info),
             self.tails.shelf.routes(),
-            [
-                *recorded(operators.routes(), checks.operator, tenants.record),
-                *TenantsApi(tenants.tenancy, tenants.ledger, self._wall, ADMIN).routes(),
-                *recorded(AppsApi(channel, self._memory.results, ADMIN).routes(), checks.operator, tenants.record),
-            ],
+            self._operators(channel, checks.operator),
             [text, tails],
             [self.text.handoff(checks.member, tenants, self._answered)],
             checks,
@@ -251,6 +245,21 @@ class CoordinatorHouse:
                 self.config, self.authority, self._channel, served, self._is_device, self._wall
             )
             stack.push_async_callback(self._rendezvous.stop)
+
+    def _enrolment(self) -> Enrolment:
+        return Enrolment(self.authority, self._secrets, self.registry, self._broker_address, self._wall)
+
+    def _operators(self, channel: ControlChannel, check: Check) -> list[Route]:
+        """What an operator may call. What changes something is recorded; TenantsApi does it by itself."""
+        tenants = self.tenants
+        devices = AdminApi(
+            self.registry, self.publisher, self.coordinator, self.join_string, self._end_sessions, self._wall
+        )
+        return [
+            *recorded(devices.routes(), check, tenants.record),
+            *TenantsApi(tenants.tenancy, tenants.ledger, self._wall, ADMIN).routes(),
+            *recorded(AppsApi(channel, self._memory.results, ADMIN).routes(), check, tenants.record),
+        ]
 
     def _start_background(self) -> None:
         """Nothing here is waited for by READY."""

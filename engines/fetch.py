@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -125,6 +125,16 @@ def _pip_download(package: str, work: Path, settings: FetchSettings, progress: C
         settings.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps",
         "--only-binary=:all:", "--progress-bar=off", "--dest", str(folder), *settings.pip_options, package,
     ]  # fmt: skip
+    _run_pip(package, command, scratch, progress)
+    shutil.rmtree(scratch, ignore_errors=True)
+    wheel = _downloaded(package, work)
+    if wheel is None:
+        raise ConfigError(f"pip brought no wheel of {package}", next_step="check pip's configuration")
+    return wheel
+
+
+def _run_pip(package: str, command: Sequence[str], scratch: Path, progress: Callable[[int], None]) -> None:
+    """pip to its end, its unfinished files in `scratch`. Raises what it failed of."""
     log = scratch / "pip.log"
     with log.open("wb") as output:
         try:
@@ -149,11 +159,6 @@ def _pip_download(package: str, work: Path, settings: FetchSettings, progress: C
                 process.wait()
     if process.returncode != 0:
         raise _pip_error(package, log.read_text("utf-8", "replace"))
-    shutil.rmtree(scratch, ignore_errors=True)
-    wheel = _downloaded(package, work)
-    if wheel is None:
-        raise ConfigError(f"pip brought no wheel of {package}", next_step="check pip's configuration")
-    return wheel
 
 
 def _pip_error(package: str, said: str) -> MidstreamError:

@@ -10,6 +10,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,19 +174,25 @@ def _log_to_stderr(level: str) -> None:
     logging.getLogger("midstream").setLevel(level.upper())
 
 
-async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
-    # What imports make stays, but for the classes that attrs makes anew: looking among the youngest objects finds them,
-    # and without it they take 4 MB.
+@contextmanager
+def _importing() -> Iterator[None]:
+    """What imports make stays, but for the classes that attrs makes anew: looking among the youngest objects finds
+    them, and without it they take 4 MB.
+    """
     usual = gc.get_threshold()
     gc.set_threshold(*IMPORT_THRESHOLD)
-    from agent.console import Console
-    from agent.house import House
-    from agent.model_names import check_text_model
-    from agent.notify import notifier_from, watchdog_s
-    from agent.service import Service
-
+    yield
     gc.freeze()
     gc.set_threshold(*usual)
+
+
+async def _run(config: AgentConfig, options: argparse.Namespace) -> int:
+    with _importing():
+        from agent.console import Console
+        from agent.house import House
+        from agent.model_names import check_text_model
+        from agent.notify import notifier_from, watchdog_s
+        from agent.service import Service
 
     check_text_model(config)
     stopping = asyncio.Event()
