@@ -6,8 +6,9 @@ forbids to change it: between two models it is as likely under the target as the
 answers. `nll_ratio_whole` counts it too. Both stand beside by how answers cross.
 
 `id_bytes_ratio` is of all frames that carry an answer's ids to a target, the header of Prepare included, over the same
-frames with the same batches as UTF-8 text; `id_bytes_ratio_whole_frames` counts the request in Prepare too (prompt,
-sampling), which is the same on both sides and crosses however the answer does.
+frames with the same batches as UTF-8 text behind the same headers, whole or short, as each crossed;
+`id_bytes_ratio_whole_frames` counts the request in Prepare too (prompt, sampling), which is the same on both sides and
+crosses however the answer does.
 """
 
 from __future__ import annotations

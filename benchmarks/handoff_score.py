@@ -17,7 +17,7 @@ from attrs import field, frozen
 from benchmarks.handoff_plan import PROMPTS
 from benchmarks.handoff_stage import Batch, Generation
 from gateway.stops import Owned
-from protocol.handoff import Extend, encode
+from protocol.handoff import Extend, encode_body
 from protocol.text import Sampling, TextRequest, Token
 
 NATS = 0.25
@@ -84,9 +84,10 @@ def _wrong_prefix(prefix: Sequence[Token], given: Sequence[Token]) -> bool:
 
 
 def text_bytes(batch: Batch) -> int:
-    """Bytes of the frame that carries the same batch as plain UTF-8 text."""
+    """Bytes of the frame that carries the same batch as plain UTF-8 text, behind the same header."""
     first = batch.tokens[0].index
-    return batch.request_bytes + len(encode(bytes(16), 1, Extend(first, (Token(first, None, batch.text),))))
+    block = encode_body(Extend(first, (Token(first, None, batch.text),)))[1]
+    return batch.header_bytes + batch.request_bytes + len(block)
 
 
 @frozen

@@ -24,7 +24,8 @@ from links.http import HttpLink
 from links.http_server import serve
 from links.port import FrameRoute, FrameStream, Request
 from links.shaped import Loss, ShaperProxy
-from protocol.handoff import Extend, Prepare, decode, encode
+from protocol.handoff import Extend, Prepare, encode_body
+from protocol.handoff_headers import HandoffReader, header_bytes
 from protocol.text import Sampling, TextCapabilities, TextRequest, Token
 
 PATH = "/handoff"
@@ -197,32 +198,35 @@ class _Watched(WrappedContinuation):
 
 @frozen
 class Batch:
-    """Tokens of an answer that went to a target in one frame: their text, and the bytes of the frame.
+    """Tokens of an answer that went to a target in one frame: their text, and the bytes of the frame as it crossed.
 
-    request_bytes: what of them is the request that came with them (prompt, sampling), 0 for an extension.
+    header_bytes: what of them is the header of this very frame. request_bytes: what of them is the request that came
+    with them (prompt, sampling), 0 for an extension.
     """
 
     tokens: tuple[Token, ...]
     frame_bytes: int
+    header_bytes: int
     request_bytes: int = 0
     text: bytes = b""
 
 
-class _Counted:
+class Counted:
     """A FrameStream that remembers the batches of answer tokens that were sent over it."""
 
     def __init__(self, inner: FrameStream, batches: list[Batch]) -> None:
         self._inner, self._batches = inner, batches
+        self._reader = HandoffReader()
         self.receive, self.close = inner.receive, inner.close
 
     async def send(self, frame: bytes) -> None:
-        decoded = decode(frame).frame
+        decoded, header = self._reader.decode(frame).frame, header_bytes(frame)
         if isinstance(decoded, Extend):
-            self._batches.append(Batch(decoded.tokens, len(frame)))
+            self._batches.append(Batch(decoded.tokens, len(frame), header))
         elif isinstance(decoded, Prepare) and decoded.request.prefix:
             bare = evolve(decoded, request=evolve(decoded.request, prefix=()))
-            request_bytes = len(encode(bytes(16), 1, bare)) - len(encode(bytes(16), 1, Extend(0, ())))
-            self._batches.append(Batch(decoded.request.prefix, len(frame), request_bytes))
+            request_bytes = len(encode_body(bare)[1]) - len(encode_body(Extend(0, ()))[1])
+            self._batches.append(Batch(decoded.request.prefix, len(frame), header, request_bytes))
         await self._inner.send(frame)
 
 
@@ -239,7 +243,7 @@ class Stage:
 
     async def open(self) -> FrameStream:
         """A counted connection to the host."""
-        return _Counted(await self.link.open(PATH), self.batches)
+        return Counted(await self.link.open(PATH), self.batches)
 
     def peer(self, actor: Actor, vocabulary: str | None) -> PeerEngine:
         """The actor as reached over the link."""

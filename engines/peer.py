@@ -7,7 +7,6 @@ of the current epoch and only if they begin at the next index. Described in docs
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,7 +20,6 @@ from links.port import FrameStream
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, LinkClosed, LinkError, LinkTimeout, MidstreamError, ProtocolError
 from protocol.handoff import (
-    STREAM_BYTES,
     Ack,
     Capabilities,
     Embed,
@@ -219,7 +217,7 @@ class PeerEngine:
 
     async def _ask(self, question: Frame, answer: type[A]) -> A:
         connection = await self.connection()
-        stream = os.urandom(STREAM_BYTES)
+        stream = connection.new_stream()
         answered: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
 
         def on_frame(framed: Framed) -> None:
@@ -260,7 +258,7 @@ class PeerContinuation:
         self._engine = engine
         self._connection = connection
         self._request = request
-        self._stream = os.urandom(STREAM_BYTES)
+        self._stream = connection.new_stream()
         self._epoch = 1
         self._next = len(request.prefix)
         self._prefilled_to = -1

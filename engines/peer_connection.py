@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
 
 from links.port import FrameStream
 from protocol.errors import LinkClosed, LinkError, MidstreamError, ProtocolError
-from protocol.handoff import Ack, Frame, Framed, decode, encode
+from protocol.handoff import NO_STREAM, STREAM_BYTES, Ack, Frame, Framed, Refuse
+from protocol.handoff_headers import TAIL_BYTES, HandoffReader, HandoffWriter
+from protocol.refusals import MAX_MESSAGE_CHARS
 
 OnFrame = Callable[[Framed], None]
 OnLost = Callable[[MidstreamError], None]
@@ -22,6 +25,9 @@ class PeerConnection:
 
     def __init__(self, frames: FrameStream) -> None:
         self._frames = frames
+        self._reader, self._writer = HandoffReader(), HandoffWriter()
+        self._base = b""
+        self._number = 0
         self._streams: dict[bytes, tuple[OnFrame, OnLost]] = {}
         self._outgoing: deque[tuple[bytes, int, Frame]] = deque()
         self._work = asyncio.Event()
@@ -32,6 +38,14 @@ class PeerConnection:
             asyncio.create_task(self._read(), name="peer-read"),
             asyncio.create_task(self._write(), name="peer-write"),
         ]
+
+    def new_stream(self) -> bytes:
+        """A stream id that nobody can guess; those of one connection are near each other, which shortens headers."""
+        if not self._number:
+            self._base = os.urandom(STREAM_BYTES - TAIL_BYTES)
+        number = self._number
+        self._number = (number + 1) % (1 << 8 * TAIL_BYTES)
+        return self._base + number.to_bytes(TAIL_BYTES, "big")
 
     def attach(self, stream: bytes, on_frame: OnFrame, on_lost: OnLost) -> None:
         """Frames of `stream` go to `on_frame`; `on_lost` is called once if the connection dies before `detach`."""
@@ -71,7 +85,9 @@ class PeerConnection:
     async def _read(self) -> None:
         try:
             while (data := await self._frames.receive()) is not None:
-                framed = decode(data)
+                framed = self._reader.decode(data)
+                if framed.stream == NO_STREAM and isinstance(framed.frame, Refuse):
+                    raise LinkClosed(f"the peer ended the connection: {framed.frame.message[:MAX_MESSAGE_CHARS]}")
                 known = self._streams.get(framed.stream)
                 if known is not None:
                     known[0](framed)
@@ -94,7 +110,7 @@ class PeerConnection:
 
     async def _send(self, stream: bytes, epoch: int, frame: Frame) -> None:
         try:
-            data = encode(stream, epoch, frame)
+            data = self._writer.encode(stream, epoch, frame)
         except MidstreamError as err:
             # Only this stream is at fault; the connection goes on.
             known = self._streams.pop(stream, None)
@@ -102,6 +118,7 @@ class PeerConnection:
                 known[1](err)
             return
         await self._frames.send(data)
+        self._writer.sent()
 
     def _lose(self, error: MidstreamError) -> None:
         if self.lost is not None:

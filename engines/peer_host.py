@@ -31,7 +31,6 @@ from protocol.handoff import (
     TokenIds,
     Tokenize,
     Vectors,
-    decode,
 )
 from protocol.refusals import refusal
 
@@ -105,8 +104,8 @@ class _Connection:
     async def serve(self) -> bool:
         """Take frames until the end; True when the peer left in order or broke the protocol."""
         try:
-            while (data := await self._attachment.frames.receive()) is not None:
-                await self._take(decode(data))
+            while (framed := await self._attachment.receive()) is not None:
+                await self._take(framed)
         except LinkError:
             return False
         except ProtocolError as err:

@@ -15,7 +15,8 @@ from links.port import FrameStream
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, Full, LinkTimeout, MidstreamError
 from protocol.events import HandoffServed
-from protocol.handoff import Ack, Extend, Finish, Frame, Prepare, Ready, Refuse, Start, Tokens, encode
+from protocol.handoff import Ack, Extend, Finish, Frame, Framed, Prepare, Ready, Refuse, Start, Tokens
+from protocol.handoff_headers import HandoffReader, HandoffWriter
 from protocol.refusals import refusal
 from protocol.text import Token, Usage
 
@@ -33,13 +34,20 @@ class Attachment:
 
     def __init__(self, frames: FrameStream) -> None:
         self.frames = frames
+        self._reader, self._writer = HandoffReader(), HandoffWriter()
         self._turn = asyncio.Lock()
 
+    async def receive(self) -> Framed | None:
+        """The next frame, None at the end. Raises LinkError, ProtocolError."""
+        data = await self.frames.receive()
+        return None if data is None else self._reader.decode(data)
+
     async def send(self, stream: bytes, epoch: int, frame: Frame) -> None:
-        """Waits for room. Raises LinkError."""
-        data = encode(stream, epoch, frame)
+        """Waits for room. Raises LinkError; a frame that cannot be sent leaves the connection as it was."""
         async with self._turn:
-            await self.frames.send(data)
+            # Headers refer to what was sent before, so they are made in the order of sending.
+            await self.frames.send(self._writer.encode(stream, epoch, frame))
+            self._writer.sent()
 
 
 class HostedStream:

@@ -1,9 +1,8 @@
-"""Handoff frames: the wire form of a text engine, for the cloud, a peer of the fleet and a worker process alike.
+"""Bodies of handoff frames: the wire form of a text engine, for the cloud, a peer of the fleet and a worker process.
 
-    frame = version u8 | type u8 | stream 16 bytes | epoch u32 big-endian | body
-
-Bodies of frames that carry tokens or counters are binary (protocol.token_block), the others are JSON documents whose
-unknown fields are ignored. The whole protocol is described in docs/handoff-protocol.md.
+A frame is a header (protocol.handoff_headers: type, stream, epoch) and a body. Bodies of frames that carry tokens or
+counters are binary (protocol.token_block), the others are JSON documents whose unknown fields are ignored. The whole
+protocol is described in docs/handoff-protocol.md.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from attrs import frozen
 
 from protocol.decode import decode as decode_document
 from protocol.decode import encode as encode_document
-from protocol.errors import MidstreamError, ProtocolError, TooLarge
+from protocol.errors import MidstreamError, ProtocolError
 from protocol.handoff_frames import (
     Ack,
     Capabilities,
@@ -42,10 +41,9 @@ from protocol.token_block import Reader, Writer, read_tokens, write_tokens
 __all__ = [
     "Ack", "Capabilities", "Embed", "Extend", "Finish", "Frame", "Framed", "MAX_EMBED_TEXTS", "MAX_FRAME_BYTES",
     "MAX_PROMPT_IDS", "NO_STREAM", "Prepare", "Query", "Ready", "Refuse", "Resume", "STREAM_BYTES", "Start", "Stop",
-    "TokenIds", "Tokenize", "Tokens", "VERSION", "Vectors", "decode", "encode",
+    "TokenIds", "Tokenize", "Tokens", "Vectors", "decode_body", "encode_body",
 ]  # fmt: skip
 
-VERSION = 1
 STREAM_BYTES = 16
 MAX_FRAME_BYTES = 1 << 20
 """The largest frame of any link; a longer prompt is refused by the sender."""
@@ -57,8 +55,6 @@ _IN_ORDER = frozenset({"json_schema", "tools", "response_format"})
 MAX_VECTOR_FLOATS = 200_000
 NO_STREAM = bytes(STREAM_BYTES)
 
-_HEADER = struct.Struct(f">BB{STREAM_BYTES}sI")
-
 
 @frozen
 class Framed:
@@ -69,50 +65,31 @@ class Framed:
     frame: Frame
 
 
-def encode(stream: bytes, epoch: int, frame: Frame) -> bytes:
-    """Bytes of one frame. Raises TooLarge over MAX_FRAME_BYTES, ProtocolError for what the format cannot carry."""
-    if len(stream) != STREAM_BYTES or not 0 <= epoch < 1 << 32:
-        raise ProtocolError(f"a stream id has {STREAM_BYTES} bytes and an epoch 32 bits", field="stream")
+def encode_body(frame: Frame) -> tuple[int, bytes]:
+    """(type, body). Raises ProtocolError for what the format cannot carry; the size is bounded with the header."""
     number, form = _BY_CLASS[type(frame)]
     writer = Writer()
-    writer.out += _HEADER.pack(VERSION, number, stream, epoch)
     try:
         form.write(writer, frame)
     except UnicodeEncodeError as err:
         raise ProtocolError("text has half a surrogate pair", field=type(frame).__name__.lower()) from err
     except ValueError as err:  # NaN has no JSON form
         raise ProtocolError(f"cannot be sent: {err}", field=type(frame).__name__.lower()) from err
-    if len(writer.out) > MAX_FRAME_BYTES:
-        raise TooLarge(
-            f"a {type(frame).__name__} frame has {len(writer.out)} bytes, at most {MAX_FRAME_BYTES} fit",
-            next_step="shorten the prompt or send fewer tokens at once",
-        )
-    return bytes(writer.out)
+    return number, bytes(writer.out)
 
 
-def decode(data: bytes) -> Framed:
-    """Take one frame apart. Raises ProtocolError, whatever the bytes are."""
-    if len(data) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame has {len(data)} bytes, at most {MAX_FRAME_BYTES} are taken", field="length")
-    if len(data) < _HEADER.size:
-        raise ProtocolError(f"a frame has {len(data)} bytes, its header alone {_HEADER.size}", field="length")
-    version, number, stream, epoch = _HEADER.unpack_from(data)
-    if version != VERSION:
-        raise ProtocolError(
-            f"frame version {version}, this release speaks {VERSION}",
-            next_step="update the older side",
-            field="version",
-        )
+def decode_body(number: int, body: bytes) -> Frame:
+    """The frame of a type and a body. Raises ProtocolError, whatever the bytes are."""
     form = _BY_NUMBER.get(number)
     if form is None:
         raise ProtocolError(f"unknown frame type {number}", field="type")
-    reader = Reader(data[_HEADER.size :], form.name)
+    reader = Reader(body, form.name)
     try:
-        frame = form.read(reader)
+        frame: Frame = form.read(reader)
     except MidstreamError as err:
         raise err if isinstance(err, ProtocolError) else ProtocolError(str(err), field=err.field) from err
     reader.end()
-    return Framed(stream, epoch, frame)
+    return frame
 
 
 F = TypeVar("F")

@@ -21,7 +21,8 @@ from protocol.errors import (
     NotFound,
     ProtocolError,
 )
-from protocol.handoff import Ack, Finish, Prepare, Ready, Refuse, Resume, Start, Stop, Tokens, decode, encode
+from protocol.handoff import Ack, Finish, Prepare, Ready, Refuse, Resume, Start, Stop, Tokens
+from protocol.handoff_headers import HandoffReader, whole_frame
 from protocol.text import Sampling, TextRequest, Token
 from tests.contract.text_engines import MemoryPeers
 
@@ -109,18 +110,13 @@ async def test_an_extension_makes_an_early_token_void(peer: PeerEngine, host: Fa
 
 async def test_an_owner_that_did_not_ask_gets_nothing_before_its_start(host: FakeTextEngine) -> None:
     host.speaks_early = True
-    here, there = memory_stream_pair()
-    serving = asyncio.create_task(serve_stream(lambda model: host, there))
-    await here.send(encode(STREAM, 1, Prepare(ask(3))))
-    data = await here.receive()
-    assert data is not None and isinstance(decode(data).frame, Ready)
-    await here.send(encode(STREAM, 1, Start(0, 10)))
-    data = await here.receive()
-    assert data is not None
-    frame = decode(data).frame
+    client = Raw(host, HostedStreams())
+    await client.say(Prepare(ask(3)))
+    assert isinstance(await client.hear(), Ready)
+    await client.say(Start(0, 10))
+    frame = await client.hear()
     assert isinstance(frame, Tokens) and frame.first == 0
-    await here.close()
-    await serving
+    await client.end()
 
 
 async def test_a_dead_host_ends_the_stream_at_the_exact_index(peer: PeerEngine, peers: MemoryPeers) -> None:
@@ -264,25 +260,26 @@ async def test_a_second_hop_an_unknown_model_and_the_admit_hook_are_refused(host
 
 
 class Raw:
-    """A client that speaks frames by hand."""
+    """A client that speaks frames by hand, with whole headers only."""
 
     def __init__(self, host: FakeTextEngine, streams: HostedStreams, owner: str = "") -> None:
         self.here, there = memory_stream_pair()
+        self.reader = HandoffReader()
         self.task = asyncio.create_task(serve_stream(lambda model: host, there, streams=streams, owner=owner))
 
     async def say(self, frame: object, epoch: int = 1, stream: bytes = STREAM) -> None:
-        await self.here.send(encode(stream, epoch, frame))  # type: ignore[arg-type]
+        await self.here.send(whole_frame(stream, epoch, frame))  # type: ignore[arg-type]
 
     async def hear(self) -> object:
         async with asyncio.timeout(2):
             data = await self.here.receive()
-        return None if data is None else decode(data).frame
+        return None if data is None else self.reader.decode(data).frame
 
     async def hear_epoch(self) -> tuple[int, object]:
         async with asyncio.timeout(2):
             data = await self.here.receive()
         assert data is not None
-        framed = decode(data)
+        framed = self.reader.decode(data)
         return framed.epoch, framed.frame
 
     async def end(self) -> None:
@@ -341,7 +338,7 @@ async def test_host_ends_with_a_finish_and_counts(host: FakeTextEngine) -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"\x00" * 30, b"GET / HTTP/1.1\r\n", encode(STREAM, 1, Finish(0, "stop", None))[:-3] + b"{{{"],  # type: ignore[arg-type]
+    [b"", b"\x00" * 30, b"GET / HTTP/1.1\r\n", whole_frame(STREAM, 1, Finish(0, "stop", None))[:-3] + b"{{{"],  # type: ignore[arg-type]
 )
 async def test_garbage_is_answered_and_the_connection_closed(host: FakeTextEngine, garbage: bytes) -> None:
     client = Raw(host, HostedStreams())
@@ -394,8 +391,8 @@ class Liar:
         preparing = asyncio.create_task(self.engine.prepare(ask(), 2))
         data = await self.there.receive()
         assert data is not None
-        stream = decode(data).stream
-        await self.there.send(encode(stream, 1, Ready(0, None, 0.0, 0.0, 3, 0)))
+        stream = HandoffReader().decode(data).stream
+        await self.there.send(whole_frame(stream, 1, Ready(0, None, 0.0, 0.0, 3, 0)))
         return (await preparing).start(0, 4), stream
 
 
@@ -403,10 +400,10 @@ async def test_client_drops_stale_epochs_and_runs_that_do_not_begin_at_the_next_
     liar = Liar()
     tokens, stream = await liar.started()
     made = [Token(index=i, id=i, data=b"x") for i in range(4)]
-    await liar.there.send(encode(stream, 1, Tokens(0, tuple(made[:2]))))
-    await liar.there.send(encode(stream, 1, Tokens(0, tuple(made[:2]))))
-    await liar.there.send(encode(stream, 7, Tokens(2, tuple(made[2:3]))))
-    await liar.there.send(encode(stream, 1, Tokens(3, tuple(made[3:4]))))
+    await liar.there.send(whole_frame(stream, 1, Tokens(0, tuple(made[:2]))))
+    await liar.there.send(whole_frame(stream, 1, Tokens(0, tuple(made[:2]))))
+    await liar.there.send(whole_frame(stream, 7, Tokens(2, tuple(made[2:3]))))
+    await liar.there.send(whole_frame(stream, 1, Tokens(3, tuple(made[3:4]))))
     taken = []
     with pytest.raises(LinkTimeout):
         async for token in tokens:
@@ -418,7 +415,7 @@ async def test_client_drops_stale_epochs_and_runs_that_do_not_begin_at_the_next_
 async def test_client_refuses_tokens_beyond_its_credit_and_an_end_without_a_mark() -> None:
     liar = Liar()
     tokens, stream = await liar.started()
-    await liar.there.send(encode(stream, 1, Tokens(0, tuple(Token(index=i, id=i, data=b"x") for i in range(9)))))
+    await liar.there.send(whole_frame(stream, 1, Tokens(0, tuple(Token(index=i, id=i, data=b"x") for i in range(9)))))
     with pytest.raises(ProtocolError, match="credit"):
         await anext(tokens)
     await liar.engine.close()

@@ -13,10 +13,12 @@ from benchmarks.handoff_law import Law
 from benchmarks.handoff_plan import PHASES, PROMPTS, REMADE_RATIO, VICTIMS, Crossing, Plan, longest_answer, plans
 from benchmarks.handoff_report import Likelihood, Outcome, answer_keys
 from benchmarks.handoff_score import Judged, Scored, Suspect, judge, own_pass, text_bytes
-from benchmarks.handoff_stage import Actor, Batch, Generation
+from benchmarks.handoff_stage import Actor, Batch, Counted, Generation
 from gateway.pacing import DeliveryMeter
 from gateway.stops import Owned
-from protocol.handoff import Extend, encode
+from links.memory import memory_stream_pair
+from protocol.handoff import Extend, Prepare
+from protocol.handoff_headers import HandoffWriter
 from protocol.text import TextRequest, Token
 
 
@@ -99,9 +101,10 @@ def test_each_way_of_breaking_the_law_is_seen() -> None:
 def test_bytes_are_compared_in_the_same_frame() -> None:
     alone = tuple(evolve(token, data=b"") for token in SOURCE)
     text = b"".join(token.data for token in SOURCE)
-    batch = Batch(alone, len(encode(bytes(16), 1, Extend(0, alone))), text=text)
-    assert batch.frame_bytes == 22 + 3 + len(alone)
-    assert text_bytes(batch) == 22 + 3 + 1 + len(text)
+    batch = Batch(alone, 2 + 3 + len(alone), 2, text=text)
+    assert text_bytes(batch) == 2 + 3 + 1 + len(text)
+    whole_header = evolve(batch, frame_bytes=batch.frame_bytes + 21, header_bytes=23)
+    assert text_bytes(whole_header) == 21 + text_bytes(batch)
     with_prompt = evolve(batch, frame_bytes=batch.frame_bytes + 300, request_bytes=300)
     assert text_bytes(with_prompt) == 300 + text_bytes(batch)
     outcome = moved(plan_of("ids"), [batch, with_prompt])
@@ -110,6 +113,26 @@ def test_bytes_are_compared_in_the_same_frame() -> None:
     assert keys["id_bytes_ratio_whole_frames"] == pytest.approx(
         (2 * batch.frame_bytes + 300) / (2 * text_bytes(batch) + 300)
     )
+
+
+async def test_what_crosses_is_counted_as_it_crosses() -> None:
+    """Headers as this connection has them, the text in the very same ones; what carries no answer is not counted."""
+    here, there = memory_stream_pair()
+    batches: list[Batch] = []
+    counted, writer, crossed = Counted(here, batches), HandoffWriter(), list[bytes]()
+    alone = tuple(evolve(token, data=b"") for token in SOURCE)
+    request = TextRequest("m", "a prompt", prefix=alone[:2])
+    frames = [Prepare(evolve(request, prefix=())), Prepare(request), Extend(2, alone[2:4]), Extend(4, alone[4:])]
+    for epoch, frame in zip((1, 2, 2, 2), frames, strict=True):
+        await counted.send(writer.encode(bytes(range(16)), epoch, frame))
+        writer.sent()
+        crossed.append(await there.receive() or b"")
+    assert [batch.frame_bytes for batch in batches] == [len(data) for data in crossed[1:]]
+    assert [batch.header_bytes for batch in batches] == [5, 2, 2], "the connection knows the stream's beginning already"
+    assert [batch.tokens for batch in batches] == [alone[:2], alone[2:4], alone[4:]]
+    first = evolve(batches[0], text=b"t1 t2 ")
+    assert first.frame_bytes - first.request_bytes == 5 + 3 + 2
+    assert text_bytes(first) - first.request_bytes == 5 + 3 + 1 + 6
 
 
 def test_likelihood_is_told_of_all_pairs_and_of_each() -> None:

@@ -20,7 +20,7 @@ from protocol.errors import (
     TooLarge,
     Unsupported,
 )
-from protocol.handoff import Refuse, decode, encode
+from protocol.handoff import Refuse, decode_body, encode_body
 from protocol.refusals import MAX_MESSAGE_CHARS, as_error, refusal
 
 ERRORS: list[MidstreamError] = [
@@ -32,7 +32,7 @@ ERRORS: list[MidstreamError] = [
 
 @pytest.mark.parametrize("err", ERRORS, ids=lambda e: type(e).__name__)
 def test_the_class_and_its_numbers_survive(err: MidstreamError) -> None:
-    frame = decode(encode(bytes(16), 1, refusal(err))).frame
+    frame = decode_body(*encode_body(refusal(err)))
     assert isinstance(frame, Refuse)
     found = as_error(frame)
     assert type(found) is type(err)
