@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -161,6 +162,30 @@ async def test_budgets_survive_a_restart_of_the_process(tmp_path: Path) -> None:
     assert (await after.draw([draw(60, 60)]))[0].granted == 0
     assert (await after.draw([draw(40, 40)]))[0].granted == 40
     await after.close()
+
+
+async def test_what_requests_wait_for_is_drawn_without_a_thread(tmp_path: Path) -> None:
+    ledger = SqliteLedger(tmp_path, wall_now)
+    asked = ledger.draw([draw(5, dimension="requests"), draw(7, dimension="tokens")])
+    with pytest.raises(StopIteration) as ended:  # it ends without having waited for anything
+        asked.send(None)
+    assert [drawn.granted for drawn in ended.value.value] == [5, 7]
+    assert await ledger.taken("acme", "tokens", 20) == 7
+    await ledger.close()
+
+
+async def test_a_file_that_another_process_holds_is_waited_for_in_a_thread(tmp_path: Path) -> None:
+    ledger = SqliteLedger(tmp_path, wall_now)
+    other = sqlite3.connect(tmp_path / "windows.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    asked = asyncio.create_task(ledger.draw([draw(5, dimension="requests")]))  # type: ignore[arg-type]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    other.execute("ROLLBACK")
+    assert (await asked)[0].granted == 5
+    other.close()
+    await ledger.close()
 
 
 async def test_a_redis_that_went_away_is_an_error_with_its_next_step(redis_server: RedisServer) -> None:
