@@ -114,7 +114,7 @@ def patience(view: TargetView, prompt_tokens: int, patience_s: float) -> float:
     """
     if view.local:
         return max(patience_s, 2.0 * view.prefill_seconds(prompt_tokens))
-    seen_s = view.ttft.quantile_s(0.95)
+    seen_s = view.ttft_within_s(0.95)
     if isinf(seen_s) or view.seen < MIN_HISTORY:
         return patience_s
     return min(patience_s, max(SHORTEST_PATIENCE_S, 1.5 * seen_s))
@@ -195,7 +195,7 @@ def _up(views: Sequence[TargetView]) -> Sequence[TargetView]:
 
 
 def _expected_s(view: TargetView) -> float:
-    return view.queue_s + view.ttft.quantile_s(0.5)
+    return view.queue_s + view.ttft_within_s(0.5)
 
 
 def _ordered(views: Sequence[TargetView], policy: DispatchPolicy) -> list[TargetView]:

@@ -93,13 +93,13 @@ def _device(moved: list[Shift], policy: DynamicRouting, signals: Signals, device
 
 def _cloud(moved: list[Shift], policy: DynamicRouting, cloud: Sequence[TargetView]) -> None:
     """The healthiest target speaks for the cloud, for that one will be asked first."""
-    known = [view.ttft for view in cloud if view.up and view.seen >= LEAST_REQUESTS]
+    known = [view for view in cloud if view.up and view.seen >= LEAST_REQUESTS]
     if not known:
         return
-    failing = min([ttft.failed_ratio for ttft in known])
+    failing = min([view.failed_ratio for view in known])
     if failing >= policy.failing_ratio:
         moved.append((policy.failing_lift, f"{failing:.0%} of cloud requests failed"))
-    if min([ttft.quantile_s(0.5) for ttft in known]) > policy.slow_ttft_s:
+    if min([view.ttft_within_s(0.5) for view in known]) > policy.slow_ttft_s:
         moved.append((policy.slow_lift, "slow cloud"))
 
 

@@ -80,7 +80,8 @@ NOTHING_SEEN = Ecdf()
 class TargetView:
     """What a decision may know of a target.
 
-    ttft: of recent requests, made of `seen` of them and of a prior (remote targets) while they are few. prefill_s:
+    ttft: of recent requests, made of `seen` of them and of a prior (remote targets) while they are few; given as a
+    window, its distribution is made when it is asked for, which a plan for one target never does. prefill_s:
     seconds per prompt token now, a local target's slow-down included (0: unknown). tokens_per_s: decode rate, None when
     never seen. cached_ratio: share of prompt tokens that were in its cache. known_ratio: share of the prompt at hand
     that a local target has read before, as far as known. continues: how it takes over an answer.
@@ -89,7 +90,7 @@ class TargetView:
     name: str
     local: bool
     up: bool = True
-    ttft: Ecdf = NOTHING_SEEN
+    _ttft: Ecdf | TtftWindow = NOTHING_SEEN
     seen: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -101,6 +102,20 @@ class TargetView:
     known_ratio: float = 0.0
     parameters: float | None = None
     continues: str = "text"
+
+    @property
+    def ttft(self) -> Ecdf:
+        """The distribution as it stands."""
+        return self._ttft if isinstance(self._ttft, Ecdf) else self._ttft.ecdf()
+
+    @property
+    def failed_ratio(self) -> float:
+        """Share of the requests that never had a first token."""
+        return self._ttft.failed_ratio
+
+    def ttft_within_s(self, ratio: float) -> float:
+        """The smallest TTFT that `ratio` of the requests kept; infinite where too many failed or nothing is known."""
+        return self._ttft.quantile_s(ratio)
 
     def prefill_seconds(self, tokens: int) -> float:
         """Seconds to the first token of a prompt with `tokens` tokens: queue and prefill of what is not known there."""
@@ -225,7 +240,7 @@ class TargetBoard:
             name=target.name,
             local=target.local,
             up=now_s >= watch.rest_until_s,
-            ttft=watch.ttft.ecdf(),
+            ttft=watch.ttft,
             seen=watch.ttft.observed,
             queue_s=queue_s,
             prefill_s=self._prefill_s(target, watch),

@@ -172,6 +172,13 @@ class TtftWindow:
         """The largest finite value; 0 without one."""
         return self._seen[-1] if self._seen else 0.0
 
+    @property
+    def failed_ratio(self) -> float:
+        """Mass at infinity."""
+        if self._outlasted:
+            return self.ecdf().failed_ratio
+        return 1.0 - len(self._seen) / len(self._order) if self._order else 0.0
+
     def add(self, ttft_s: float) -> None:
         """A request had its first token after `ttft_s`; infinite: it failed or was given up."""
         self._put(ttft_s, censored=False)

@@ -36,6 +36,7 @@ def test_a_window_is_the_distribution_of_its_last_samples(
     if kept:
         assert window.ecdf() == ecdf(kept)
         assert (window.at(at_s), window.quantile_s(ratio)) == (ecdf(kept).at(at_s), ecdf(kept).quantile_s(ratio))
+        assert window.failed_ratio == ecdf(kept).failed_ratio
 
 
 def test_each_real_sample_displaces_one_of_the_prior() -> None:
