@@ -10,10 +10,10 @@ from attrs import evolve
 from netprobe.change import DEFAULT_RULES, ChangeRules
 from netprobe.past import past_of, round_trip_of, ways_of
 from netprobe.round_trip import SMALL_BYTES, RoundTrip
-from netprobe.under_way import arrived, held_down
+from netprobe.under_way import arrived, doubted, held_down, projected_s
 from netprobe.view import UNKNOWN_LINK, LinkView
 from netprobe.way import Way
-from netprobe.window import Pair
+from netprobe.window import Fit, Pair
 from protocol.clock import Clock
 from protocol.events import Direction, TransferSample
 from protocol.link_memory import PastLink
@@ -63,7 +63,7 @@ class LinkProbe:
         way = self._way(sample.link, sample.direction)
         if way is None:
             return
-        way.unfinished = None if sample.complete else sample
+        way.left(sample)
         pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
         if sample.complete and sample.direction == "up" and sample.seconds > 0 and sample.link in self._round_trips:
             self._round_trips[sample.link] = self._round_trips[sample.link].at_most(sample.seconds, sample.at_s)
@@ -72,7 +72,8 @@ class LinkProbe:
             self.resets += way.take(pair, sample.idle_before_s, rtt_s, self._rules)
             self.taken += 1
         elif not sample.complete and not arrived(sample):
-            way.give_up(pair, rtt_s, self._rules)
+            whole_s = projected_s(way.window.line(rtt_s), sample)
+            way.give_up(pair, rtt_s, self._rules, whole_s)
 
     def add_round_trip(self, link: str, seconds: float, at_s: float) -> None:
         """Take the round trip of one acknowledgement."""
@@ -105,7 +106,7 @@ class LinkProbe:
         shown_rtt_s = self._stretched_s(link, rtt_s)
         if way is None or not way.window.pairs:
             return evolve(UNKNOWN_LINK, rtt_s=shown_rtt_s, under_way=running)
-        line = held_down(way.window.line(rtt_s), running)
+        line = self._line(way, running, rtt_s, now_s)
         return LinkView(
             floor_s=line.floor_s,
             bytes_per_s=line.bytes_per_s,
@@ -115,7 +116,15 @@ class LinkProbe:
             under_way=running,
             in_doubt=way.in_doubt,
             residuals=tuple(way.residuals),
+            expected=way.residuals_at(line),
         )
+
+    def _line(self, way: Way, running: TransferSample | None, rtt_s: float | None, now_s: float) -> Fit:
+        """What the window says, held down by a transfer under way, or for a while by one that was given up."""
+        line = way.window.line(rtt_s)
+        if running is None or running is not way.unfinished:
+            return held_down(line, running)
+        return doubted(line, running, running.at_s - way.bad_since_s, now_s - running.at_s)
 
     def views(self, direction: Direction = "up", now_s: float | None = None) -> Mapping[str, LinkView]:
         """The view of every known link in one direction."""

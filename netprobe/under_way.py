@@ -5,8 +5,11 @@ from __future__ import annotations
 from netprobe.window import Fit
 from protocol.events import TransferSample
 
-PRIOR_SHARE = 0.25
+PRIOR_SHARE = 0.1
 """The rate so far is trusted as if this share of the transfer had moved at the predicted rate before it began."""
+
+HOLE_EXPONENT = 1.5
+"""What is wrong with a link lasts on in proportion to how long it has lasted already (Pareto, as holes do)."""
 
 
 def projected_s(line: Fit, running: TransferSample) -> float:
@@ -39,3 +42,17 @@ def held_down(line: Fit, running: TransferSample | None) -> Fit:
     if seconds <= line.seconds_for(running.size_bytes):
         return line
     return Fit(line.floor_s, running.size_bytes / (seconds - line.floor_s), line.samples)
+
+
+def doubted(line: Fit, given_up: TransferSample, bad_s: float, ago_s: float) -> Fit:
+    """`line` after a transfer that was given up `ago_s` before and has been followed by none that ended.
+
+    bad_s: how long the link had been seen to be so slow. That it still is, is the less likely the longer nothing was
+    sent, so that one late transfer does not speak for the link for good, and a hole is believed for as long as it was.
+    """
+    held = held_down(line, given_up)
+    if held == line or bad_s <= 0:
+        return line
+    still: float = (bad_s / (bad_s + max(0.0, ago_s))) ** HOLE_EXPONENT
+    seconds_per_byte = still / held.bytes_per_s + (1.0 - still) / line.bytes_per_s
+    return Fit(line.floor_s, 1.0 / seconds_per_byte, line.samples)

@@ -18,7 +18,8 @@ class LinkView:
     transfer contradicts the window, and one more like it will drop the window; or the window is of an earlier time, and
     no transfer has confirmed it yet. `residuals`: seconds taken over seconds
     predicted just before, of the last transfers in this direction, newest last, at most MAX_RESIDUALS; one that was
-    given up late counts with the time it had taken.
+    given up late counts with the time it had taken. `expected`: the same for a transfer that begins now: one that was
+    late by a ratio when less was predicted is expected no later than it was.
     """
 
     floor_s: float
@@ -29,6 +30,7 @@ class LinkView:
     under_way: TransferSample | None = None
     in_doubt: bool = False
     residuals: tuple[float, ...] = ()
+    expected: tuple[float, ...] | None = None
 
     def seconds_for(self, size_bytes: int) -> float:
         """Predicted seconds to move `size_bytes`; infinite when nothing is known or the rate is zero."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from netprobe.change import ChangeRules, Jump, jump, says_nothing
 from netprobe.view import MAX_RESIDUALS
@@ -18,15 +18,18 @@ _LEAST_S = 1e-9
 class Way:
     """What one direction of one transport has shown.
 
-    unfinished: the last transfer, if it was given up. jumps: the newest transfers, if they all contradict the window
-    the same way (`kind`). doubted: the last transfer was too slow by far and joined no window, since it was given up,
-    or came after a pause. after_pause: the last transfer came after one. recalled: all of the window is of an earlier
-    time. residuals: seconds taken over seconds predicted; a change point keeps them, they are what the link does.
+    unfinished: the last transfer, if it was given up. bad_since_s: when the first of those given up in a row began.
+    jumps: the newest transfers, if they all contradict the window the same way (`kind`). doubted: the last transfer
+    was too slow by far and joined no window, since it was given up, or came after a pause. after_pause: the last
+    transfer came after one. recalled: all of the window is of an earlier time. residuals: seconds taken over seconds
+    predicted; a change point keeps them, they are what the link does. measured: the transfers of the newest of them.
     """
 
     window: Window = field(factory=Window)
     unfinished: TransferSample | None = None
+    bad_since_s: float = 0.0
     residuals: deque[float] = field(factory=lambda: deque(maxlen=MAX_RESIDUALS))
+    measured: deque[Pair] = field(factory=lambda: deque(maxlen=MAX_RESIDUALS))
     jumps: list[Pair] = field(factory=list)
     kind: Jump = "none"
     doubted: bool = False
@@ -37,6 +40,23 @@ class Way:
     def in_doubt(self) -> bool:
         """The newest transfer contradicts the window, or none has confirmed what was recalled."""
         return self.recalled or bool(self.jumps)
+
+    def residuals_at(self, line: Fit) -> tuple[float, ...]:
+        """The residuals for a transfer that `line` predicts: one that was late by a ratio when a fast link was expected
+        is not later by that ratio again where a slow one is, only as late as it was.
+        """
+        before = len(self.residuals) - len(self.measured)  # those of an earlier time tell no more than their ratio
+        kept = list(self.residuals)
+        for place, pair in enumerate(self.measured, before):
+            as_late = pair.seconds / max(line.seconds_for(pair.size_bytes), _LEAST_S)
+            kept[place] = min(kept[place], max(1.0, as_late))
+        return tuple(kept)
+
+    def left(self, sample: TransferSample) -> None:
+        """Remember a transfer that was given up, until one ends."""
+        if not sample.complete and self.unfinished is None:
+            self.bad_since_s = sample.at_s - sample.seconds
+        self.unfinished = None if sample.complete else sample
 
     def take(self, pair: Pair, idle_before_s: float, rtt_s: float | None, rules: ChangeRules) -> bool:
         """A transfer ended. True at a change point: everything before it is forgotten, but for the residuals."""
@@ -51,13 +71,16 @@ class Way:
         self._note(line, pair)
         return self._join(pair, kind, rules)
 
-    def give_up(self, pair: Pair, rtt_s: float | None, rules: ChangeRules) -> None:
-        """A transfer was given up: it joins no window, since it would have taken longer, but it may raise doubts."""
+    def give_up(self, pair: Pair, rtt_s: float | None, rules: ChangeRules, whole_s: float | None = None) -> None:
+        """A transfer was given up: it joins no window, since it would have taken longer, but it may raise doubts.
+
+        whole_s: what it would have taken at the pace that it had.
+        """
         line = self.window.line(rtt_s)
         self.recalled = False
         self.doubted = self.doubted or jump(self.window.pairs, line, pair, rules) == "slower"
         if pair.seconds > line.seconds_for(pair.size_bytes):
-            self._note(line, pair)
+            self._note(line, pair, whole_s)
 
     def _join(self, pair: Pair, kind: Jump, rules: ChangeRules) -> bool:
         if kind != self.kind:
@@ -75,7 +98,8 @@ class Way:
         self.kind = "none"
         return True
 
-    def _note(self, line: Fit, pair: Pair) -> None:
+    def _note(self, line: Fit, pair: Pair, whole_s: float | None = None) -> None:
         """Keep how `pair` stood to what was predicted before it; without pairs nothing was."""
         if line.samples:
             self.residuals.append(pair.seconds / max(line.seconds_for(pair.size_bytes), _LEAST_S))
+            self.measured.append(pair if whole_s is None else evolve(pair, seconds=max(pair.seconds, whole_s)))

@@ -13,14 +13,17 @@ from attrs import define, evolve, field, frozen
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.detours import ahead, outrun, trial
-from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, seconds_alone
+from split_models.detours import ahead, beside, outrun, trial
+from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, instead, seconds_alone
 from split_models.planner import Proposal, exploration, explore_now, propose, slower_way, still_needed_s, worth_a_look
 from split_models.switch import Held, hold
 
 PATIENCE_RATIO = 3.0
 PATIENCE_S = 1.0
-"""A link arm that takes this much longer than predicted is given up, and the device answers."""
+"""A link arm that takes this much longer than predicted, or longer by PATIENCE_RUNS of the device where that is more,
+is given up, and the device answers; one that shows its pace is judged by that, and mostly sooner."""
+
+PATIENCE_RUNS = 2.0
 
 MOST_CREDIT = 4.0
 """Looks at a link that may be saved while it is in use."""
@@ -136,6 +139,9 @@ class Decider:
             return self._decision(seat.held.arm, proposal.reason, proposal, costs, policy, now_s, waits=True)
         arm, reason = self._detour(seat, proposal, costs, views, device_s, policy, looking)
         tried = self._trial(costs, device_s, policy, now_s, looking) if arm == DEVICE_ARM else None
+        if tried is None and arm == DEVICE_ARM:
+            tried = beside(costs, proposal, views, self._budget.allowance_s(policy), policy)
+            tried = None if tried is not None and tried.arm.link in looking else tried
         if tried is None:
             return self._decision(arm, reason, proposal, costs, policy, now_s)
         reason = f"{tried.arm} is tried beside the device"
@@ -209,6 +215,8 @@ class Decider:
             return HEAD_FIRST
         run_s = decision.cost.goes_on_s if rest else decision.device_s
         answers_s = max(0.0, device.predicted_s - decision.device_s) + run_s
+        if instead(left_s, answers_s, allowance_s, run_s, policy):
+            return Hedge(0.0, f"the device answers in {answers_s:.2f} s, sooner than the link", rest=rest, instead=True)
         found = hedge(
             entry, device, view, elapsed_s, allowance_s, policy, run_s,
             answers_s=answers_s, left_s=left_s, stoppable=stoppable,
@@ -307,7 +315,9 @@ class Decider:
             most_s = left_s
         if decision.covered:
             return most_s
-        return min(most_s, max(PATIENCE_RATIO * predicted_s, predicted_s + PATIENCE_S))
+        runs_s = PATIENCE_RUNS * device.predicted_s if device and isfinite(device.predicted_s) else 0.0
+        slack_s = max(PATIENCE_S, runs_s)
+        return min(most_s, max(PATIENCE_RATIO * predicted_s, predicted_s + slack_s))
 
     def answered(self, link: str) -> None:
         """`link` gave an answer: whatever was wrong with it is over."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.hedge import seconds_alone, weighed_s
+from split_models.hedge import seconds_alone, weighed_s, worth_both
 from split_models.planner import Proposal, exploration, slower_way
 
 SURE_RATIO = 0.5
@@ -60,3 +60,28 @@ def trial(name: str, costs: Sequence[ArmCost], device_s: float, policy: SplitPol
     if target is None or not target.loaded or target.device_s > TRIAL_RATIO * device_s:
         return None
     return target
+
+
+def beside(
+    costs: Sequence[ArmCost],
+    proposal: Proposal,
+    views: Mapping[str, LinkView],
+    allowance_s: float,
+    policy: SplitPolicy,
+) -> ArmCost | None:
+    """The arm that a request of the device's also takes, since the link may well be sooner and the allowance is there.
+
+    Only one that leaves nearly all of the device to the run beside it, and only while the device is expected to be the
+    best: a better link is for the switch to see.
+    """
+    if proposal.arm != DEVICE_ARM:
+        return None
+    device, device_cost = proposal.of(DEVICE_ARM), next((cost for cost in costs if cost.arm == DEVICE_ARM), None)
+    if device is None or device_cost is None or device.excluded or not seconds_alone(policy):
+        return None
+    light = {cost.arm: cost for cost in costs if cost.arm.link and cost.device_s <= TRIAL_RATIO * device_cost.device_s}
+    best = next((entry for entry in proposal.ranking if entry.arm in light and not entry.excluded), None)
+    if best is None:
+        return None
+    cost = light[best.arm]
+    return cost if worth_both(best, slower_way(cost, views), device.predicted_s, allowance_s) else None

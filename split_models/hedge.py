@@ -43,9 +43,6 @@ Fewer than this are spent before a link has recovered, and then it is left inste
 REGRET = 2.0
 """An answer that comes later than the device's would have come costs so much more per second that it is later."""
 
-MOST_RATIO = 3.0
-"""Residuals above this weigh no more when an arm is weighed: what a request pays for a hole is not its length."""
-
 AT_ONCE_S = 1e-3
 """A start that is nearer than this is made now."""
 
@@ -55,13 +52,14 @@ class Hedge:
     """Start the device after `start_in_s` more seconds without an answer: 0 now, infinite never.
 
     run_s: device seconds that the start counts at first. rest: it goes on with the tail from what the head computed;
-    otherwise it runs the whole model.
+    otherwise it runs the whole model. instead: the link is given up for it, so that it costs no allowance.
     """
 
     start_in_s: float
     reason: str
     run_s: float = 0.0
     rest: bool = False
+    instead: bool = False
 
 
 NEVER = Hedge(inf, "there is nothing to start")
@@ -145,17 +143,40 @@ def hedge(
     )
 
 
+def instead(left_s: float | None, answers_s: float, allowance_s: float, run_s: float, policy: SplitPolicy) -> bool:
+    """Whether to give up a transfer under way for the device, since no hedge can be afforded beside it: at the pace so
+    far it needs longer than the device would.
+    """
+    return allowance_s < run_s and seconds_alone(policy) and left_s is not None and left_s > answers_s
+
+
 def weighed_s(entry: Ranked, view: LinkView, device_s: float) -> float:
     """Expected seconds of an arm, later ones than the device's `device_s` with the regret of them.
 
     By what the link's last transfers took over their predictions; without any, what is predicted is expected.
     """
-    steady_s = max(0.0, entry.predicted_s - entry.link_s)
-    total_s, ratios = 0.0, (*view.residuals, *PRIOR_RATIOS) if view.residuals else (1.0,)
-    for ratio in ratios:
-        seconds = steady_s + entry.link_s * min(ratio, MOST_RATIO)
-        total_s += seconds + REGRET * max(0.0, seconds - device_s)
-    return total_s / len(ratios)
+    moments_s = _moments_s(entry, view, device_s)
+    late_s = sum(max(0.0, seconds - device_s) for seconds in moments_s)
+    return (sum(moments_s) + REGRET * late_s) / len(moments_s)
+
+
+def worth_both(entry: Ranked, view: LinkView, device_s: float, allowance_s: float) -> bool:
+    """Whether to begin on the link and the device at once, when the device alone would answer in `device_s`: what the
+    sooner answer saves is worth more than the allowance that the device's run uses up.
+    """
+    if allowance_s < device_s or not isfinite(entry.predicted_s):
+        return False
+    moments_s = _moments_s(entry, view, device_s)
+    first_s = sum(min(seconds, device_s) for seconds in moments_s) / len(moments_s)
+    return device_s - first_s > _price(allowance_s / device_s) * first_s
+
+
+def _moments_s(entry: Ranked, view: LinkView, device_s: float) -> Sequence[float]:
+    """When the arm may answer, each as likely; one that is later than predicted by a run of the device is given up."""
+    steady_s, most_s = max(0.0, entry.predicted_s - entry.link_s), entry.predicted_s + device_s
+    seen = view.residuals if view.expected is None else view.expected
+    ratios = (*seen, *PRIOR_RATIOS) if seen else (1.0,)
+    return [min(steady_s + entry.link_s * ratio, most_s) for ratio in ratios]
 
 
 def _refused(entry: Ranked, device: Ranked, run_s: float, allowance_s: float, policy: SplitPolicy) -> str:

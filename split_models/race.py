@@ -88,7 +88,11 @@ class Race:
         link = asyncio.create_task(self._by_link(entry, budget_s), name=f"{entry.arm}")
         device: asyncio.Task[Outcome] | None = None
         try:
-            device = await self._when_late(entry, link)
+            late = await self._when_late(entry, link)
+            if late is not None and late.instead:
+                self._part_with(link)
+                return await self._on_device(entry, f"{entry.arm} given up: {late.reason}")
+            device = asyncio.create_task(self._hedge(entry, late), name="hedge") if late is not None else None
             return await self._first(entry, link, device)
         finally:
             self._part_with(link, device)
@@ -97,18 +101,16 @@ class Race:
         """Wait for what was cancelled."""
         await asyncio.gather(*self._losers, return_exceptions=True)
 
-    async def _when_late(self, entry: Entry, link: asyncio.Task[ArmAnswer]) -> asyncio.Task[Outcome] | None:
-        """The device's run beside the link's, begun when that is late; None when the link ended before."""
+    async def _when_late(self, entry: Entry, link: asyncio.Task[ArmAnswer]) -> Hedge | None:
+        """What the device is to begin now, since the link is late; None when the link ended before."""
         stoppable = self.arms.stops(self._plan)
-        if entry.policy.hedge_ratio <= 0:
-            await asyncio.wait({link})
         while not link.done():
             now_s, views = self._ports.clock(), self._ports.links()
             found = self._decider.hedge(
                 entry.decision, views, now_s, entry.policy, stoppable=stoppable, head_over=entry.work.crossed.is_set()
             )
             if found.start_in_s <= 0:
-                return asyncio.create_task(self._hedge(entry, found), name="hedge")
+                return found
             await self._wait(entry, link, found)
         return None
 
@@ -177,7 +179,7 @@ class Race:
 
     def _part_with(self, *tasks: asyncio.Task[Any] | None) -> None:
         for task in tasks:
-            if task is not None and not task.done():
+            if task is not None and not task.done() and task not in self._losers:
                 task.cancel()
                 self._losers.add(task)
                 task.add_done_callback(self._lost)

@@ -418,13 +418,17 @@ class _Race:
         found = run.decider.hedge(
             self._decision, run.world.views(), now_s, run.policy, stoppable=run.stoppable, head_over=self._head_over()
         )
-        if found.start_in_s <= 0:
+        if found.instead:
+            assert self._attempt is not None
+            self._attempt.cancel()
+            self._on_device()
+        elif found.start_in_s <= 0:
             run.hedges += 1
             run.decider.hedged(found)
             self._on_device(lambda ran_s: run.decider.hedge_over(found, ran_s))
         elif found.start_in_s < inf:
             self._ask_again(found.start_in_s)
-        elif self._replay.policy.hedge_ratio > 0:
+        else:
             self._ask_again(inf)
 
     def _ask_again(self, start_in_s: float) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm
-from split_models.hedge import MOST_RUNS, Hedge, HedgeBudget, hedge, weighed_s
+from split_models.hedge import MOST_RUNS, PRIOR_RATIOS, Hedge, HedgeBudget, hedge, instead, weighed_s, worth_both
 from split_models.planner import Ranked
 
 CLOUD = Arm("cloud", link="cloud")
@@ -228,4 +228,51 @@ def test_an_arm_is_weighed_by_what_its_link_does_and_by_what_is_later_than_the_d
     assert weighed_s(entry, view(), 0.6) == pytest.approx(0.5)
     steady, wild = view((1.0,) * 32), view((1.0,) * 24 + (8.0,) * 8)
     assert weighed_s(entry, steady, 0.6) < 0.6 < weighed_s(entry, wild, 0.6)
-    assert weighed_s(entry, wild, 100.0) < weighed_s(entry, wild, 0.6), "no regret of what the device would not better"
+    assert weighed_s(entry, wild, 4.0) == pytest.approx(0.5 * (24 + 8 * 8 + sum(PRIOR_RATIOS)) / 35), "no regret"
+
+
+@given(seconds, seconds, ratios)
+def test_what_is_very_late_costs_a_run_of_the_device_more_than_predicted(
+    link_s: float, device_s: float, seen: tuple[float, ...]
+) -> None:
+    entry = link_arm(link_s)
+    found = weighed_s(entry, view((*seen, inf)), device_s)
+    most_s = entry.predicted_s + device_s
+    assert isfinite(found)
+    assert found <= most_s + 2.0 * max(0.0, most_s - device_s) + 1e-9
+
+
+@given(seconds, seconds, ratios)
+def test_what_the_link_is_expected_to_do_now_goes_before_what_it_did(
+    link_s: float, device_s: float, seen: tuple[float, ...]
+) -> None:
+    entry = link_arm(link_s)
+    now = evolve(view((*seen, 50.0)), expected=(*seen, 1.0))
+    assert weighed_s(entry, now, device_s) == weighed_s(entry, view((*seen, 1.0)), device_s)
+
+
+@given(seconds, seconds, ratios, st.floats(0.0, 16.0))
+def test_both_at_once_never_costs_more_than_the_allowance_and_pays_the_more_the_more_there_is(
+    link_s: float, device_s: float, seen: tuple[float, ...], runs: float
+) -> None:
+    entry = link_arm(link_s)
+    worth = worth_both(entry, view(seen), device_s, runs * device_s)
+    assert not (worth and runs < 1.0)
+    assert not worth or worth_both(entry, view(seen), device_s, 2.0 * runs * device_s)
+
+
+def test_both_at_once_are_worth_it_where_the_link_may_well_be_much_sooner() -> None:
+    slow, wild = (1.0,) * 32, (1.0,) * 16 + (0.1,) * 16
+    assert worth_both(link_arm(0.5), view(wild), 0.4, 4.0)
+    assert not worth_both(link_arm(0.5), view(slow), 0.4, 4.0)
+    assert not worth_both(link_arm(inf), view(wild), 0.4, 4.0)
+
+
+@given(seconds, seconds, st.floats(0.0, 10.0))
+def test_a_transfer_is_given_up_only_for_a_sooner_device_and_where_no_hedge_can_be_afforded(
+    left_s: float, answers_s: float, allowance_s: float
+) -> None:
+    assert instead(left_s, answers_s, allowance_s, 1.0, POLICY) == (allowance_s < 1.0 and left_s > answers_s)
+    assert not instead(None, answers_s, 0.0, 1.0, POLICY), "nothing tells how far it is"
+    joules = evolve(POLICY, objective={"seconds": 1.0, "joules": 1.0})
+    assert not instead(left_s, answers_s, 0.0, 1.0, joules)

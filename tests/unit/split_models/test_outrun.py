@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 
+import pytest
 from attrs import evolve
 
 from netprobe.view import LinkView
+from protocol.events import TransferSample
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.decider import Decider, Decision
@@ -127,3 +130,65 @@ def test_without_a_hedge_only_a_link_that_is_much_better_is_believed() -> None:
 def test_a_first_switch_to_a_link_waits_its_periods() -> None:
     decider = Decider(0.0)
     assert ask(decider, STEADY, HEDGES, 0.1).arm == DEVICE_ARM
+
+
+def on_the_device(view: LinkView, policy: SplitPolicy) -> Decider:
+    """The device is held while the link is slower by far; the allowance is saved."""
+    decider = Decider(0.0)
+    for number in range(8):
+        decider.decide(COSTS, {"cloud": evolve(view, residuals=(1.0,) * 32)}, 0.0, policy, 0.5 * number)
+        decider.finished()
+    assert decider.held().arm == DEVICE_ARM
+    return decider
+
+
+MOODY = evolve(STEADY, bytes_per_s=2e5, residuals=(1.0,) * 16 + (0.2,) * 16)
+"""Slower than the device as a rule, and often much faster."""
+
+
+def test_the_devices_requests_also_take_a_link_that_may_well_be_sooner() -> None:
+    decider = on_the_device(MOODY, HEDGES)
+    found = ask(decider, MOODY, HEDGES, 10.0)
+    assert (found.arm, found.tries, decider.held().arm) == (CLOUD, True, DEVICE_ARM)
+    assert decider.hedge(found, {"cloud": MOODY}, 10.0, HEDGES).start_in_s == 0.0, "the device loses no time by it"
+    assert ask(decider, evolve(MOODY, residuals=(1.0,) * 32), HEDGES, 10.1).arm == DEVICE_ARM
+
+
+def test_both_at_once_keeps_to_the_allowance_and_to_seconds() -> None:
+    assert ask(on_the_device(MOODY, NO_HEDGES), MOODY, NO_HEDGES, 10.0).arm == DEVICE_ARM
+    joules = SplitPolicy(hedge_ratio=1.0, objective={"seconds": 1.0, "joules": 0.01})
+    assert ask(on_the_device(MOODY, joules), MOODY, joules, 10.0).arm == DEVICE_ARM
+    busy = on_the_device(MOODY, HEDGES)
+    looked = busy.decide(COSTS, {"cloud": MOODY}, 0.0, HEDGES, 10.0, looking=("cloud",))
+    assert looked.arm == DEVICE_ARM, "it would stand in line behind the look"
+
+
+def moving(began_s: float, now_s: float, moved_bytes: int, rate: float) -> LinkView:
+    sample = TransferSample(
+        at_s=now_s, link="cloud", direction="up", size_bytes=100_000, seconds=now_s - began_s, complete=False,
+        moved_bytes=moved_bytes,
+    )  # fmt: skip
+    return evolve(STEADY, bytes_per_s=rate, under_way=sample)
+
+
+def test_without_an_allowance_a_transfer_that_needs_longer_than_the_device_is_given_up() -> None:
+    decider = held_on_the_cloud(NO_HEDGES)
+    decision = ask(decider, STEADY, NO_HEDGES, 10.0)
+    good = decider.hedge(decision, {"cloud": moving(10.0, 10.05, 50_000, 1e6)}, 10.05, NO_HEDGES)
+    assert not good.instead
+    assert good.start_in_s == inf
+    stalled = decider.hedge(decision, {"cloud": moving(10.0, 10.3, 20_000, 1e5)}, 10.3, NO_HEDGES)
+    assert (stalled.instead, stalled.start_in_s, stalled.run_s) == (True, 0.0, 0.0)
+    rich = held_on_the_cloud(HEDGES)
+    decision = ask(rich, STEADY, HEDGES, 10.0)
+    hedged = rich.hedge(decision, {"cloud": moving(10.0, 10.3, 20_000, 1e5)}, 10.3, HEDGES)
+    assert not hedged.instead, "both run where that can be paid for"
+
+
+def test_an_arm_is_waited_for_longer_where_the_device_is_slow() -> None:
+    decider = held_on_the_cloud(NO_HEDGES)
+    slow = (evolve(COSTS[0], device_s=3.0), COSTS[1])
+    decision = decider.decide(slow, {"cloud": STEADY}, 0.0, NO_HEDGES, 10.0)
+    predicted = decision.proposal.of(CLOUD)
+    assert predicted is not None
+    assert decider.patience_s(decision, 30.0) == pytest.approx(predicted.predicted_s + 6.0)

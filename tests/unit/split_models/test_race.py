@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import EngineError, Full, LinkClosed, LinkTimeout, Loading, MidstreamError, NotFound
+from protocol.events import TransferSample
 from protocol.exposition import Exposition
 from protocol.policy import SplitPolicy
 from protocol.tensors import Tensor
@@ -116,6 +117,29 @@ async def test_without_a_share_nothing_is_hedged(house: House) -> None:
     house.views["cloud"] = LOST
     await house.ask()
     assert not any(event.hedged for event in house.done())
+
+
+async def test_a_transfer_that_needs_too_long_is_given_up_for_the_device_where_nothing_may_be_hedged(
+    house: House,
+) -> None:
+    house.policy = SplitPolicy(explore_one_in=0, hedge_ratio=0.0)
+    house.remote.reactions["m"] = 30.0
+    asked = asyncio.create_task(house.ask())
+    count = house.remote.asked.count("m")
+    while house.remote.asked.count("m") == count:
+        await asyncio.sleep(0)
+    now_s = house.clock()
+    sample = TransferSample(
+        at_s=now_s, link="cloud", direction="up", size_bytes=100_000, seconds=0.0, complete=False, moved_bytes=0
+    )
+    house.views["cloud"] = evolve(FAST, bytes_per_s=1e3, under_way=sample)
+    answer = await asyncio.wait_for(asked, 5.0)
+    assert str(answer.arm) == "device"
+    done = house.done()[-1]
+    assert (done.hedged, done.status) == (False, "ok"), "nothing ran beside it"
+    assert "given up" in done.reason
+    assert house.remote.cancelled == ["m"]
+    assert house.runner.hedges.hedged_s == 0.0
 
 
 async def test_a_cut_is_hedged_and_the_picture_is_read_once() -> None:
