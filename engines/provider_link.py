@@ -164,6 +164,13 @@ class ProviderLink:
         """A request begins: it earns its part of a retry."""
         self._budget.earned()
 
+    def refused(self, leave: _Pass, err: LinkError) -> tuple[int | None, float | None]:
+        """What a stream that did not begin was answered, and the seconds that the server asks to wait."""
+        if isinstance(err, RejectedStatus):
+            return err.status, self.answered(leave, err.status, err.headers)
+        self.breaker.failed(self.clock())
+        return None, None
+
     def again_in_s(self, leave: _Pass, failed: int, status: int | None, asked_s: float | None, end_s: float) -> float:
         """Seconds until the next attempt, or -1 for none. status: None when no reply came."""
         now_s = self.clock()
@@ -241,16 +248,9 @@ class _TenantLink:
             async with aclosing(opened) as chunks:  # type: ignore[type-var]
                 try:
                     first = await _first_within(chunks, first_byte_s, owner.name)
-                except RejectedStatus as err:
-                    asked_s = owner.answered(leave, err.status, err.headers)
+                except LinkError as err:
                     failed += 1
-                    wait = owner.again_in_s(leave, failed, err.status, asked_s, end_s)
-                    if wait < 0:
-                        raise
-                except LinkError:
-                    owner.breaker.failed(owner.clock())
-                    failed += 1
-                    wait = owner.again_in_s(leave, failed, None, None, end_s)
+                    wait = owner.again_in_s(leave, failed, *owner.refused(leave, err), end_s)
                     if wait < 0:
                         raise
                 except BaseException:
