@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench wheel bundle lock clean
 BENCH_ARGS ?= --quick
+TEST_WORKERS ?= 3 # processes; tests wait more than they compute
 
 help: ## list these commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -15,7 +16,7 @@ demo: ## a coordinator and an agent on this machine; watch the seam move (under 
 
 test: ## the whole suite, on real models, brokers and clients
 	@.ci/setup.sh test
-	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: ## ruff, mypy --strict, import contracts
 	@.ci/setup.sh lint

@@ -192,6 +192,11 @@ class PlainConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Close it, now or after the request that runs."""
         if self.running is None:
+            self._close()
+
+    def _close(self) -> None:
+        """Once: asyncio's TLS transport loses its own parts when it is closed a second time."""
+        if not self._transport.is_closing():
             self._transport.close()
 
     @property
@@ -214,7 +219,7 @@ class PlainConnection(asyncio.Protocol):
             return
         if owner.too_many:
             self._transport.write(_TOO_MANY)
-            self._transport.close()
+            self._close()
             return
         self._peer = peer_of(transport)
         self._idle_timer = self._loop.call_later(owner.front.limits.header_s, self._look)
@@ -358,7 +363,7 @@ class PlainConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if not keeps or self._owner.closing:
-            self._transport.close()
+            self._close()
             return
         if self._buffer:
             self._next()
@@ -383,7 +388,7 @@ class PlainConnection(asyncio.Protocol):
         elif self._transport.is_closing() or self._transport.get_write_buffer_size():
             self._transport.abort()  # the client has not taken the end of its answer for all this time
         else:
-            self._transport.close()
+            self._close()
 
     def _leave(self) -> None:
         self._owner.open.discard(self)

@@ -23,6 +23,7 @@ from attrs import frozen
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_S = 3.0
+SLOW_TEST_S = 900.0
 # Threads that libraries keep for the life of the process, by the beginning of their name.
 LASTING_THREADS = ("pytest_timeout", "pytest-timeout", "MainThread", "asyncio_", "ThreadPoolExecutor", "execnet")
 
@@ -308,12 +309,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every asynchronous test the task check, before its other fixtures so that it is torn down last.
 
     Skip what needs llama-cpp-python where it is not installed: tests marked `llama_native` and the variants named
-    after it.
+    after it. A slow test gets a timeout that only catches what hangs.
     """
     without_llama_cpp = importlib.util.find_spec("llama_cpp") is None
     for item in items:
         named = "llama-cpp" in item.nodeid or item.get_closest_marker("llama_native") is not None
         if named and without_llama_cpp:
             item.add_marker(NEEDS_LLAMA_CPP)
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(SLOW_TEST_S), append=False)
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.fixturenames.insert(0, "no_lingering_tasks")

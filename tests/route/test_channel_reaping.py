@@ -55,7 +55,7 @@ def wave(folder: Path, port: int, count: int = APPS) -> tuple[float, int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.alone
 @pytest.mark.parametrize("allocator", ["pymalloc", "malloc"])
 def test_five_thousand_silent_apps_are_reaped_and_their_memory_returns(tmp_path: Path, allocator: str) -> None:
     with program("gateway", str(tmp_path), str(HEARTBEAT_S), PYTHONMALLOC=allocator) as gateway:

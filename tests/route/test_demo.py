@@ -36,7 +36,7 @@ def models(model_file: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
+@pytest.mark.alone
 def test_the_demo_shows_what_the_records_and_the_metrics_say(tmp_path: Path) -> None:
     shown = play(tmp_path / "demo.jsonl")
     records = read(tmp_path / "demo.jsonl")
@@ -51,7 +51,7 @@ def test_the_demo_shows_what_the_records_and_the_metrics_say(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
+@pytest.mark.alone
 def test_a_constant_link_switches_nothing(tmp_path: Path) -> None:
     assert play(tmp_path / "demo.jsonl", "--constant") == []
     records = read(tmp_path / "demo.jsonl")

@@ -35,7 +35,7 @@ PACKAGES = ("kserve==0.21.0", "onnxruntime>=1.20")
 HERE = Path(__file__).parent
 ENVIRONMENT = ROOT / ".setup" / "kserve"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first run installs the server
+pytestmark = pytest.mark.slow  # the first run installs the server
 
 
 def foreign_python() -> Path:

@@ -27,7 +27,7 @@ PACKAGES = ("python3", "python3-venv", "systemd", "systemd-sysv", "dbus", "procp
 ACCOUNTS = ("passwd", "group", "shadow", "gshadow")
 PROGRAM = "/opt/midstream/bin/midstream"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def unavailable(why: str) -> None:

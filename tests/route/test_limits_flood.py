@@ -28,7 +28,7 @@ async def test_a_flood_of_identical_requests_spends_no_more_than_its_cap(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.alone
 async def test_thirty_thousand_in_twenty_seconds_leave_another_tenant_alone() -> None:
     """P99 beside the flood against P99 in calm, in one run, by answers that take the upstream 0.2 s."""
     found = await measure(Plan(FULL.requests, FULL.flood_s, 6.0, 1))

@@ -193,7 +193,6 @@ async def test_kills_with_real_engines(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("device", "cloud"), BINDINGS)
 async def test_a_hundred_cuts_each_way_with_real_engines(
     model_file: Callable[[str], Path], device: Binding, cloud: Binding
@@ -202,7 +201,6 @@ async def test_a_hundred_cuts_each_way_with_real_engines(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("side", SIDES)
 async def test_twenty_kills_in_each_phase_with_real_engines(

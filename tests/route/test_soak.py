@@ -66,6 +66,7 @@ def test_a_slope_is_in_units_per_hour() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_a_short_soak_leaves_nothing_unexplained() -> None:
     soak = await measure(8.0)
     assert soak.unexplained == 0, soak.examples

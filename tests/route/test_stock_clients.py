@@ -30,7 +30,7 @@ NODE_PACKAGE = "openai@^6.49"
 PLACE = ROOT / ".setup" / "clients"
 T = TypeVar("T")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first run installs the clients
+pytestmark = pytest.mark.slow  # the first run installs the clients
 
 
 @frozen

@@ -23,7 +23,7 @@ LEAST_CUTS = {
 }  # fmt: skip
 """Single-tensor cuts: 20 each; the two full-range models have long skip connections and no more than 15 and 14."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", LEAST_CUTS)

@@ -41,7 +41,7 @@ for head in sorted(folder.glob("*_head.tflite")):
 print(json.dumps({"version": runtime.version, "far": far}))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

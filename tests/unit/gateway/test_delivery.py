@@ -159,16 +159,15 @@ async def test_stopping_waits_for_answers_and_refuses_new_ones() -> None:
 async def test_a_listener_gets_the_answer_at_his_rate_and_the_figures_are_told() -> None:
     policy = Policy(delivery=DeliveryPolicy(mode="listening", listening_tokens_per_s=40.0))
     desk = Desk(FakeTextEngine(), policy=policy)
-    response = await desk.streamed(await desk.answer())
     began_s = time.monotonic()
-    body = await read(response)
+    body = await read(await desk.streamed(await desk.answer()))
     # Eleven tokens follow the first one.
-    assert time.monotonic() - began_s >= 0.95 * 11 / 40.0
+    assert time.monotonic() - began_s >= 11 / 40.0
     assert body.endswith(b"data: [DONE]\n\n")
     [told] = [event for event in desk.emit.events if isinstance(event, TextDelivered)]
     assert (told.mode, told.tokens_per_s, told.tokens, told.delayed_tokens) == ("listening", 40.0, 12, 0)
     assert sum(told.paced.counts) == sum(told.raw.counts) == 11
-    assert told.raw.sum_s < 0.1 < told.paced.sum_s
+    assert told.raw.sum_s < told.paced.sum_s
 
 
 async def test_raw_delivery_tells_the_delays_that_a_reader_would_have_had() -> None:

@@ -282,7 +282,11 @@ def test_a_body_may_inflate_to_the_bound_and_no_further() -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "body"),
-    [("gzip", b"\x1f\x8bgarbage"), ("gzip", gzip.compress(b"x" * 99)[:-4]), ("deflate", zlib.compress(b"x") + b"more")],
+    [
+        ("gzip", b"\x1f\x8bgarbage"),
+        ("gzip", gzip.compress(b"x" * 99, mtime=0)[:-4]),
+        ("deflate", zlib.compress(b"x") + b"more"),
+    ],
 )
 def test_broken_compression_is_refused(encoding: str, body: bytes) -> None:
     with pytest.raises(ProtocolError):
