@@ -5,7 +5,7 @@ from __future__ import annotations
 from netprobe.window import Fit
 from protocol.events import TransferSample
 
-PRIOR_SHARE = 0.1
+PRIOR_SHARE = 0.15
 """The rate so far is trusted as if this share of the transfer had moved at the predicted rate before it began."""
 
 HOLE_EXPONENT = 1.5

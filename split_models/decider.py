@@ -31,6 +31,10 @@ MOST_CREDIT = 4.0
 DOWN_S = 60.0
 """A link that failed is left alone so long where the policy allows no looks, which would find it again sooner."""
 
+SEEN_SHARE = 0.5
+"""No transfer is given up for its pace before this share of its predicted time: what has moved is known a round trip
+later, and a start is often slow."""
+
 HEAD_FIRST = Hedge(inf, "the head runs first")
 
 RESERVE_RATIO = 1.5
@@ -215,7 +219,8 @@ class Decider:
             return HEAD_FIRST
         run_s = decision.cost.goes_on_s if rest else decision.device_s
         answers_s = max(0.0, device.predicted_s - decision.device_s) + run_s
-        if instead(left_s, answers_s, allowance_s, run_s, policy):
+        begun = view.under_way is not None and view.under_way.seconds > SEEN_SHARE * entry.link_s
+        if begun and instead(left_s, answers_s, allowance_s, run_s, policy):
             return Hedge(0.0, f"the device answers in {answers_s:.2f} s, sooner than the link", rest=rest, instead=True)
         found = hedge(
             entry, device, view, elapsed_s, allowance_s, policy, run_s,

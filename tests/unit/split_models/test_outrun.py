@@ -177,6 +177,8 @@ def test_without_an_allowance_a_transfer_that_needs_longer_than_the_device_is_gi
     good = decider.hedge(decision, {"cloud": moving(10.0, 10.05, 50_000, 1e6)}, 10.05, NO_HEDGES)
     assert not good.instead
     assert good.start_in_s == inf
+    young = decider.hedge(decision, {"cloud": moving(10.0, 10.02, 0, 1e4)}, 10.02, NO_HEDGES)
+    assert not young.instead, "a start says little"
     stalled = decider.hedge(decision, {"cloud": moving(10.0, 10.3, 20_000, 1e5)}, 10.3, NO_HEDGES)
     assert (stalled.instead, stalled.start_in_s, stalled.run_s) == (True, 0.0, 0.0)
     rich = held_on_the_cloud(HEDGES)

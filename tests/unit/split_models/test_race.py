@@ -128,9 +128,9 @@ async def test_a_transfer_that_needs_too_long_is_given_up_for_the_device_where_n
     count = house.remote.asked.count("m")
     while house.remote.asked.count("m") == count:
         await asyncio.sleep(0)
-    now_s = house.clock()
+    house.clock.advance(0.1)
     sample = TransferSample(
-        at_s=now_s, link="cloud", direction="up", size_bytes=100_000, seconds=0.0, complete=False, moved_bytes=0
+        at_s=house.clock(), link="cloud", direction="up", size_bytes=100_000, seconds=0.1, complete=False, moved_bytes=0
     )
     house.views["cloud"] = evolve(FAST, bytes_per_s=1e3, under_way=sample)
     answer = await asyncio.wait_for(asked, 5.0)
