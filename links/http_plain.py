@@ -21,6 +21,7 @@ from attrs import frozen
 
 from links.http_front import CLOSING_STATUSES, Front
 from links.port import Request, Response
+from links.turns import Turns
 
 log = logging.getLogger("midstream.links.http_server")
 
@@ -134,6 +135,7 @@ class PlainConnections:
         self.dates = Dates()
         self.open: set[PlainConnection] = set()
         self.closing = False
+        self.turns = Turns()
         self._others = others
 
     def __call__(self) -> asyncio.Protocol:
@@ -293,6 +295,7 @@ class PlainConnection(asyncio.Protocol):
     async def _run(self, request: Request, keeps: bool) -> None:
         owner, began_s = self._owner, time.monotonic()
         try:
+            await owner.turns.mine()
             answer = await owner.front.answer(request)
             took_ms = 1000 * (time.monotonic() - began_s)
             headers = {"server": "midstream", "date": owner.dates.now(), **answer.headers}

@@ -1,0 +1,50 @@
+"""Requests that come together begin one by one; what they have begun moves on in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+from links.turns import Turns
+
+
+async def test_who_comes_alone_does_not_wait() -> None:
+    turns = Turns()
+    for _ in range(3):
+        mine = turns.mine()
+        try:
+            mine.send(None)
+        except StopIteration:
+            await asyncio.sleep(0.001)
+            continue
+        raise AssertionError("it waited")
+
+
+async def test_the_first_of_many_have_their_next_step_before_the_last_begin() -> None:
+    turns, seen = Turns(), []
+
+    async def request(number: int) -> None:
+        await turns.mine()
+        seen.append(("begun", number))
+        await asyncio.sleep(0)  # what it asked for comes with the next turn
+        seen.append(("spoke", number))
+
+    await asyncio.gather(*(request(number) for number in range(8)))
+    assert [number for what, number in seen if what == "begun"] == list(range(8)), "in the order of coming"
+    for number in range(6):
+        assert seen.index(("spoke", number)) < seen.index(("begun", number + 2))
+
+
+async def test_a_request_that_was_cancelled_takes_no_turn() -> None:
+    turns, seen = Turns(), []
+
+    async def request(number: int) -> None:
+        await turns.mine()
+        seen.append(number)
+
+    tasks = [asyncio.create_task(request(number)) for number in range(5)]
+    await asyncio.sleep(0)
+    for task in tasks[1:4]:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert seen == [0, 4]
+    await asyncio.wait_for(turns.mine(), 5.0)
