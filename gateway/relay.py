@@ -8,6 +8,7 @@ could have continued it, the stream owner has it (gateway.stream).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -104,7 +105,9 @@ class RelayBody:
         self._wire = wire
         self._ping_every_s = ping_every_s
         self._events = run.events()
-        self._coming: asyncio.Task[bytes] | None = asyncio.create_task(run.uncut(_first(self._events)))
+        self._there = asyncio.Event()
+        self._coming: asyncio.Task[bytes] | None = asyncio.create_task(self._first())
+        self._patience = Patience()
         self._over = False
         self._ending = Once()
 
@@ -114,10 +117,10 @@ class RelayBody:
 
     async def first(self, hold_s: float) -> None:
         """Return when the first word is there or `hold_s` has passed. Raises what every provider said before it."""
-        assert self._coming is not None
-        done, _ = await asyncio.wait({self._coming}, timeout=hold_s)
-        if done:
-            self._coming.result()
+        coming = self._coming
+        assert coming is not None
+        if await self._came(coming, hold_s):
+            coming.result()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -129,9 +132,7 @@ class RelayBody:
             coming = self._coming
             if coming is None:
                 return await self._run.uncut(anext(self._events))
-            if not coming.done():
-                await asyncio.wait({coming}, timeout=self._ping_every_s)
-            if not coming.done():
+            if not await self._came(coming, self._ping_every_s):
                 return self._wire.ping
             self._coming = None
             return coming.result()
@@ -146,14 +147,25 @@ class RelayBody:
         await self._ending.run(self._close())
 
     async def _close(self) -> None:
+        self._patience.close()
         coming, self._coming = self._coming, None
         await dropped(coming)
+        self._there.set()  # of a task that was never begun
         await self._events.aclose()
         await self._run.end("cancelled")
 
+    async def _first(self) -> bytes:
+        try:
+            return await self._run.uncut(anext(self._events))
+        finally:
+            self._there.set()  # who waits goes on in the next turn; asyncio.wait would take two more
 
-async def _first(events: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(events)
+    async def _came(self, coming: asyncio.Task[bytes], seconds: float) -> bool:
+        """Whether the first word, or what was said instead, is there within `seconds`."""
+        if not coming.done():
+            with contextlib.suppress(TimeoutError):
+                await self._patience.wait(self._there.wait(), seconds)
+        return coming.done()
 
 
 class _Run:
