@@ -95,10 +95,13 @@ def _said(text: str) -> Iterator[tuple[int, int]]:
 def after_words(text: str) -> Iterator[re.Match[str]]:
     """What `SAID.finditer` finds, looked for around its words only: over a long text that is hundreds of times less."""
     lowered = text.lower()
-    places = sorted({at for word in _WORDS for at in _places_of(word, lowered)})
-    if len(lowered) != len(text):  # one character became two: places are not those of the text
-        yield from SAID.finditer(text) if places else ()
+    words = [word for word in _WORDS if word in lowered]
+    if not words:
         return
+    if len(lowered) != len(text):  # one character became two: places are not those of the text
+        yield from SAID.finditer(text)
+        return
+    places = sorted({at for word in words for at in _places_of(word, lowered)})
     done = 0
     for at in places:
         if at < done:
