@@ -199,7 +199,7 @@ async def run(quick: bool, bundles: Path | None = None) -> tuple[dict[str, objec
     picture, file = pulled.pull(PICTURE).read_bytes(), pulled.pull(MODEL)
     with tempfile.TemporaryDirectory() as folder:
         root, models = bundles or Path(folder) / "bundles", Path(folder) / "models"
-        limits = BundleLimits(max_cuts=1 if quick else 2, seconds=BUILD_S)
+        limits = BundleLimits(max_cuts=1 if quick else 2, seconds=BUILD_S, batches=not quick)
         measure = _quick_time if quick else time_model
         await asyncio.to_thread(build_bundle, file, entry, root, limits=limits, measure=measure)
         (models / MODEL).mkdir(parents=True)

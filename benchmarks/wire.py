@@ -27,7 +27,7 @@ DEFAULT = "frames"
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     # In a short run the slowest model may find no int8 form in its seconds; the notes tell which cuts were weighed.
-    limits = BundleLimits(max_cuts=4, seconds=8.0) if options.quick else BundleLimits()
+    limits = BundleLimits(max_cuts=4, seconds=8.0, batches=False) if options.quick else BundleLimits()
     cuts = weighed(limits, MODELS)
     rounds, shaped_rounds = (60, 10) if options.quick else (400, 40)
     loopback, shaped = measured(rounds, shaped_rounds)

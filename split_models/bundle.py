@@ -32,11 +32,15 @@ from split_models.task import RecipeTask, SampledTask, Task
 
 @frozen
 class BundleLimits:
-    """Bounds of one build: cuts that get files, and seconds after which no further cut is looked at."""
+    """Bounds of one build: cuts that get files, and seconds after which no further cut is looked at.
+
+    batches: whether a form that answers several requests at once is tried, for servers that join requests.
+    """
 
     max_cuts: int = 8
     seconds: float = 90.0
     threads: int = 0
+    batches: bool = True
 
 
 @frozen
@@ -180,9 +184,10 @@ class _Build:
         if not seen.observed:
             raise EngineError(f"no calibration input of {self._entry.name} could be used")
         manifest = self._whole(whole, task, seen, evolve(manifest, single_cuts=len(single_tensor_cuts(prepared.graph))))
-        asked = [found.case.made.inputs for found in seen.observed]
-        batch = batch_file(folder, manifest.whole_file, asked, self._runtime, self._limits.threads)
-        manifest = evolve(manifest, whole_batch=batch)
+        if self._limits.batches:
+            asked = [found.case.made.inputs for found in seen.observed]
+            batch = batch_file(folder, manifest.whole_file, asked, self._runtime, self._limits.threads)
+            manifest = evolve(manifest, whole_batch=batch)
         seam = Seam(prepared.graph, partitioner, seen, task)
         return evolve(manifest, cuts=tuple(self._cuts(folder, prepared.graph, cuts, seam)))
 
@@ -206,7 +211,9 @@ class _Build:
     def _cuts(self, folder: BundleFolder, graph: Graph, cuts: Sequence[Cut], seam: Seam) -> list[CutEntry]:
         threads, raw = self._limits.threads, still_input(graph)
         bench = Bench(folder.path / f".trial.{self._backend.format}", self._runtime, threads)
-        writer = CutWriter(folder, seam, self._runtime, self._measure, threads, self._backend.format, raw)
+        writer = CutWriter(
+            folder, seam, self._runtime, self._measure, threads, self._backend.format, raw, self._limits.batches
+        )
 
         def error_of(cut: Cut, codec: str) -> float:
             self._step(f"try cut {cut.id} {codec}")

@@ -25,7 +25,8 @@ from split_models.seam import Seam
 class CutWriter:
     """Writes the files of offered cuts into a folder and measures them.
 
-    suffix: of the format's files. raw: names of tensors that still are the input, see split_models.raw_input.
+    suffix: of the format's files. raw: names of tensors that still are the input, see split_models.raw_input. batches:
+    as in the build's limits.
     """
 
     folder: BundleFolder
@@ -35,6 +36,7 @@ class CutWriter:
     threads: int
     suffix: str
     raw: frozenset[str] = frozenset()
+    batches: bool = True
 
     def write(self, offered: Offered) -> CutEntry:
         """Make, write and measure head and tail. Raises EngineError when they do not load or run."""
@@ -78,8 +80,8 @@ class CutWriter:
             answers = [list(tail.run(tensors)) for tensors in sent]
         finally:
             tail.close()
-        batch = batch_file(self.folder, entry.tail_file, sent, self.runtime, self.threads)
-        entry = evolve(entry, head_s=head_s, tail_s=tail_s, down_bytes=_size_bytes(answers[0]), batch=batch)
+        form = batch_file(self.folder, entry.tail_file, sent, self.runtime, self.threads) if self.batches else None
+        entry = evolve(entry, head_s=head_s, tail_s=tail_s, down_bytes=_size_bytes(answers[0]), batch=form)
         return compressed(entry, sent, answers) if zstd.available() else entry
 
 

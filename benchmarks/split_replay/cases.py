@@ -92,7 +92,7 @@ def encoded_input(manifest: BundleManifest) -> bytes | None:
 
 def bundle_of(name: str, folder: Path, quick: bool) -> BundleManifest:
     """The model's bundle in `folder`, built when it is not there yet."""
-    limits = BundleLimits(max_cuts=1, seconds=15.0, threads=1) if quick else BundleLimits(threads=1)
+    limits = BundleLimits(max_cuts=1, seconds=15.0, threads=1, batches=False) if quick else BundleLimits(threads=1)
     file, measure = default_store().pull(name), _few if quick else time_model
     return build_bundle(file, shipped_catalogue()[name], folder, limits=limits, measure=measure)
 

@@ -105,6 +105,16 @@ def test_no_time_means_no_cuts_and_still_a_bundle(model_file: Callable[[str], Pa
     assert read_bundle(tmp_path / CLS) == manifest
 
 
+def test_where_nobody_joins_requests_no_form_for_them_is_made(
+    model_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    limits = BundleLimits(max_cuts=1, threads=1, batches=False)
+    manifest = build_bundle(model_file(CLS), shipped_catalogue()[CLS], tmp_path, limits=limits)
+    assert manifest.cuts
+    assert [manifest.whole_batch, *(entry.batch for entry in manifest.cuts)] == [None] * (1 + len(manifest.cuts))
+    assert not list((tmp_path / CLS).glob("*.batch.*"))
+
+
 @pytest.mark.parametrize("content", [b"", b"not a model"])
 def test_a_file_that_is_no_model_leaves_nothing(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "bad.onnx"
