@@ -85,10 +85,11 @@ def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, 
     Raises ValueError for a line break or a NUL in a header.
     """
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
-    typed = False
+    typed = measured = False
     for name, value in headers.items():
         low = name.lower()
         typed = typed or low == "content-type"
+        measured = measured or low == "content-length"
         if size_bytes is None or low != "content-length":
             lines.append(f"{name}: {value}")
     if status not in _NO_BODY:
@@ -96,7 +97,7 @@ def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, 
             lines.append("content-type: application/octet-stream")
         if size_bytes is not None:
             lines.append(f"content-length: {size_bytes}")
-        elif _declared(headers) is None:
+        elif not measured:
             lines.append("transfer-encoding: chunked")
     if not keeps:
         lines.append("connection: close")
