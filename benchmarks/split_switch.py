@@ -55,7 +55,7 @@ PATIENCE = 60
 MISSES = 4
 """Changes of the rate in a row that may pass without one of the arm."""
 BUILD_S = 90.0
-INLINE_RUNS = 10
+INLINE_RUNS, QUICK_INLINE_RUNS = 10, 4
 WATTS = 5.0
 POLICY = SplitPolicy(
     objective={"seconds": 1.0, "joules": 1.0},
@@ -156,12 +156,12 @@ def _last_switch(near: Device) -> ArmSwitched | None:
     return next((event for event in reversed(near.events.events) if isinstance(event, ArmSwitched)), None)
 
 
-async def inline_load_ms(folder: Path, manifest: BundleManifest, cuts: Sequence[CutEntry]) -> list[float]:
+async def inline_load_ms(folder: Path, manifest: BundleManifest, cuts: Sequence[CutEntry], runs: int) -> list[float]:
     """What the first request on a cut pays if its head and its tail are loaded in it: load and first run over a run."""
     name, shape = next(iter(manifest.input_shapes.items()))
     inputs = [Tensor(name, "FP32", tuple(shape), bytes(4 * prod(shape)))]
     found: list[float] = []
-    for turn in range(INLINE_RUNS):
+    for turn in range(runs):
         cut = cuts[turn % len(cuts)]
         head_s, crossing = await _cold_s(folder / cut.head_file, inputs)
         tail_s, _ = await _cold_s(folder / cut.tail_file, crossing)
@@ -213,7 +213,8 @@ async def run(quick: bool, bundles: Path | None = None) -> tuple[dict[str, objec
             await client.link.close()
             manifest = near.manifest(MODEL)
             used = [cut for cut in manifest.cuts if any(_means(one.target, cut) for one in met)]
-            inline = await inline_load_ms(root / MODEL, manifest, used or manifest.cuts)
+            runs = QUICK_INLINE_RUNS if quick else INLINE_RUNS
+            inline = await inline_load_ms(root / MODEL, manifest, used or manifest.cuts, runs)
             return _keys(near, client, met, inline), _notes(met, inline)
 
 
