@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import os
@@ -193,11 +194,10 @@ def _member(wheel: Path, member: str, package: str) -> Iterator[bytes]:
 
 def _tree_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # pip moved it meanwhile
-            continue
+    for place, _, names in os.walk(folder):  # passes over a folder that pip removes meanwhile; Path.rglob raises
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(place, name).stat().st_size
     return total
 
 

@@ -25,6 +25,7 @@ from protocol import handoff
 from protocol.decode import decode
 from protocol.documents import CoordinatorInfo, JoinAnswer
 from protocol.errors import BadRequest, ConfigError, LinkError, NotFound
+from protocol.handoff_headers import HandoffReader, HandoffWriter
 from protocol.text import TextRequest
 from protocol.trust import decode_join
 from tests.conftest import ROOT
@@ -103,14 +104,14 @@ async def test_a_handoff_stream_ends_with_its_devices_membership(tmp_path: Path,
         ended, kept = [await coordinator.link(files).open("/midstream/v1/handoff") for files in (mine, other)]
         prepare = handoff.Prepare(TextRequest("tiny", "hello"))
         for stream in (ended, kept):  # it is open and read
-            await stream.send(handoff.encode(b"s" * 16, 1, prepare))
-            answer = handoff.decode(await stream.receive() or b"").frame
+            await stream.send(HandoffWriter().encode(b"s" * 16, 1, prepare))
+            answer = HandoffReader().decode(await stream.receive() or b"").frame
             assert isinstance(answer, handoff.Refuse) and answer.code == "model_not_found"
         await AdminClient(coordinator.house.config.state_dir).ask(method, path)
         async with asyncio.timeout(5):
             with contextlib.suppress(LinkError):
                 assert await ended.receive() is None
-        await kept.send(handoff.encode(b"t" * 16, 1, prepare))
+        await kept.send(HandoffWriter().encode(b"t" * 16, 1, prepare))
         assert await kept.receive() is not None
         for stream in (ended, kept):
             await stream.close()

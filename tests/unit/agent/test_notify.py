@@ -147,9 +147,10 @@ def test_an_engine_worker_that_hangs_is_not_fed(manager: FakeManager) -> None:
         manager.until_fed()
         executor.submit(gate.wait, 30, on_done=lambda result, error: None, when_full="refuse")
         executor.submit(lambda: None, on_done=lambda result, error: None, when_full="refuse")
-        manager.until_status("hung: tensor-0")
+        manager.until_status("hung: tensor-")
         assert not manager.fed_within(3 * FEED_S)
-        assert watchdog.hung == ("tensor-0",)
+        (hung,) = watchdog.hung
+        assert hung in ("tensor-0", "tensor-1")  # whichever worker took it
         gate.set()
         manager.until_fed()
     finally:
