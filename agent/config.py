@@ -191,13 +191,14 @@ def _take_credentials(folder: Path, values: dict[str, Any]) -> None:
 def _parsed(name: str, value: Any, source: str) -> Any:
     setting = BY_NAME.get(name)
     if setting is None:
-        near = difflib.get_close_matches(name, BY_NAME, n=1)
+        near = difflib.get_close_matches(name, [*BY_NAME, *_TABLES], n=1)
         hint = f"did you mean {near[0]}?" if near else "see `midstream agent --help` for the settings"
         raise ConfigError(f"unknown setting {name!r} in {source}", next_step=hint, field=name)
     try:
         return setting.parse(value)
     except ValueError as err:
-        found = "not valid" if setting.secret else repr(value)
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)  # as TOML writes it
+        found = "not valid" if setting.secret else shown
         raise ConfigError(
             f"{name} in {source} is {found}", next_step=f"it must be {err}: {setting.help}", field=name
         ) from err
@@ -218,6 +219,8 @@ def _build(values: dict[str, Any], labels: Mapping[str, str], env: Mapping[str, 
     check(config.webrtc_settings)
     return config
 
+
+_TABLES = ("labels", "provider", "provider_models")
 
 _BOUND_NAMES = (
     "allow_raw_input", "allow_cloud_text", "wait_target_s", "max_prompt_bytes", "max_answer_tokens", "usd_per_day",

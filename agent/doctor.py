@@ -19,6 +19,7 @@ from agent.model_names import unknown_step
 from links.webrtc_settings import installed, missing
 from protocol.clock import WallClock, wall_now
 from protocol.errors import MidstreamError
+from protocol.extras import install_step
 
 Level = Literal["ok", "warning", "error"]
 
@@ -177,14 +178,14 @@ def check_engines() -> Iterable[Finding]:
 
     installed = installed_engines()
     if not installed:
-        yield Finding("engines", "warning", "no inference engine is installed", "pip install 'midstream[onnx,llama]'")
+        yield Finding("engines", "warning", "no inference engine is installed", install_step("onnx,llama"))
     for name, version in installed.items():
         probes = [probe_import(module, version=version) for module in ENGINES[name].modules]
         if any(probe.works for probe in probes):
             yield Finding("engines", "ok", f"{name} {version} can be imported")
         else:
             problem = probes[0].problem if probes else "no module is known for it"
-            step = repair_step(problem, f"pip install --force-reinstall 'midstream[{ENGINES[name].extra}]'")
+            step = repair_step(problem, install_step(ENGINES[name].extra, again=True))
             yield Finding("engines", "error", problem, step)
 
 
@@ -195,6 +196,9 @@ def check_models(config: AgentConfig, status: Status) -> Iterable[Finding]:
     """
     wanted = [*config.tensor_models, *([config.text_model] if config.text_model else [])]
     if not wanted:
+        if config.models_dir.exists() and not config.models_dir.is_dir():
+            yield Finding("models", "error", f"{config.models_dir} is no folder", "name a folder with `models_dir`")
+            return
         pulled = sorted(entry.parent.name for entry in config.models_dir.glob("*/entry.json"))
         if pulled:
             yield Finding("models", "ok", f"pulled: {', '.join(pulled[:MAX_NAMED])}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import arguments, publish, spread
+from protocol.extras import install_step
 
 MODEL = "light_densenet121.onnx"
 OTHERS = ("light_inception_v2.onnx", "light_resnet50.onnx", "light_shufflenet.onnx")
@@ -29,7 +30,7 @@ def light_models() -> Path:
     """The folder of the onnx package's light models; the package is not imported."""
     found = find_spec("onnx")
     if found is None or found.origin is None:
-        raise SystemExit("the onnx package is not installed: pip install 'midstream[coordinator]'")
+        raise SystemExit(f"the onnx package is not installed: {install_step('coordinator')}")
     return Path(found.origin).parent / "backend" / "test" / "data" / "light"
 
 

@@ -34,6 +34,7 @@ from cloud_stub.broker_gate import (
     without_keepalive,
 )
 from protocol.errors import ConfigError, ProtocolError
+from protocol.extras import install_step
 
 log = logging.getLogger("midstream.coordinator.broker")
 
@@ -191,7 +192,7 @@ def _new_broker(fleet: str) -> Any:
     except ImportError as err:
         raise ConfigError(
             "the embedded broker needs amqtt",
-            next_step="pip install 'midstream[coordinator]', or name a broker with --broker mqtts://HOST:PORT",
+            next_step=f"{install_step('coordinator')}, or name a broker with --broker mqtts://HOST:PORT",
             field="broker",
         ) from err
     tame_logs()

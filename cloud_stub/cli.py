@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cloud_stub.admin_client import AdminClient
-from cloud_stub.config import CoordinatorConfig, add_flags, flags_of, load_config, local_environment
+from cloud_stub.config import CoordinatorConfig, add_flags, check_address, flags_of, load_config, local_environment
 from cloud_stub.policy_files import form_of, remarks
 from links.event_loop import run_on, settle
 from protocol.errors import ConfigError
@@ -187,11 +187,13 @@ def _mosquitto_conf(argv: list[str]) -> int:
     parser.add_argument("--listen-port", type=int, default=8883)
     _add_state_flags(parser)
     options = parser.parse_args(argv)
+    names = [name.strip() for name in options.names.split(",") if name.strip()] or [""]  # refused below
+    for name in names:
+        check_address("--names", name, names_allowed=True)
     config = _config(options)
     now_s = wall_now().unix_s
     authority = open_authority(config.state_dir, config.fleet, now_s)
     take_back_client_key(authority)  # it was not shown; the coordinator's first start makes and shows one
-    names = [name.strip() for name in options.names.split(",") if name.strip()]
     files = write_mosquitto(authority, options.out, names, options.listen_port, now_s, options.listen)
     if options.json:
         print(json.dumps({"conf": str(files.conf)}))

@@ -6,6 +6,7 @@ names the field and the next step.
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import re
@@ -229,7 +230,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         name = key.removeprefix(ENV_PREFIX).lower()
         if name not in _KNOWN:
-            raise ConfigError(f"{key} names no field", next_step=f"known: {', '.join(sorted(_KNOWN))}", field=name)
+            raise ConfigError(f"{key} names no field", next_step=_names_hint(name), field=name)
         found[name] = _from_text(name, text, key)
     return found
 
@@ -244,7 +245,18 @@ def _from_text(name: str, text: str, where: str) -> Any:
             return float(text)
         return _SWITCH[text.lower()] if name in _FLAGS else text
     except (ValueError, KeyError) as err:
-        raise ConfigError(f"{where} is {text[:64]!r}", next_step="give a value of the right kind", field=name) from err
+        raise ConfigError(f"{where} is {text[:64]!r}", next_step=f"give {_kind(name)}", field=name) from err
+
+
+def _kind(name: str) -> str:
+    if name in _INTEGERS:
+        return "a whole number"
+    return "a number" if name in _REALS else "true or false"
+
+
+def _names_hint(name: str) -> str:
+    near = difflib.get_close_matches(name, _KNOWN, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(_KNOWN))}"
 
 
 def _as_document(value: Any) -> Any:
@@ -259,8 +271,8 @@ def _decode(merged: dict[str, Any], where: str) -> CoordinatorConfig:
     except ProtocolError as err:
         raise ConfigError(f"{where}: {err.message}", next_step="correct the field", field=err.field) from err
     if unknown:
-        known = ", ".join(sorted(_KNOWN))
-        raise ConfigError(f"{where}: unknown field {unknown[0]!r}", next_step=f"known: {known}", field=unknown[0])
+        hint = _names_hint(unknown[0])
+        raise ConfigError(f"{where}: unknown field {unknown[0]!r}", next_step=hint, field=unknown[0])
     return config
 
 
@@ -280,8 +292,8 @@ def _check(config: CoordinatorConfig) -> CoordinatorConfig:
             raise ConfigError(f"{name} is {value}", next_step=f"choose from {low} to {high}", field=name)
     for name in ("addresses", "interfaces"):
         for text in getattr(config, name):
-            _check_address(name, text, names_allowed=name == "addresses")
-    _check_address("host", config.host, names_allowed=True)
+            check_address(name, text, names_allowed=name == "addresses")
+    check_address("host", config.host, names_allowed=True)
     _check_tails(config)
     check(config.webrtc_settings)
     if config.broker != EMBEDDED:
@@ -303,7 +315,8 @@ def _check_tails(config: CoordinatorConfig) -> None:
             raise ConfigError(f"{name} is given without tails_url", next_step="name the server", field="tails_url")
 
 
-def _check_address(name: str, text: str, *, names_allowed: bool) -> None:
+def check_address(name: str, text: str, *, names_allowed: bool) -> None:
+    """Whether `text`, of the setting or flag `name`, is an address (or a host name). Raises ConfigError."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

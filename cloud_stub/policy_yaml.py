@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.errors import BadRequest, ConfigError
+from protocol.extras import install_step
 
 
 def load_yaml(text: str) -> Any:
@@ -12,7 +13,7 @@ def load_yaml(text: str) -> Any:
     try:
         import yaml
     except ModuleNotFoundError as err:
-        raise ConfigError("reading YAML needs PyYAML", next_step="pip install 'midstream[coordinator]'") from err
+        raise ConfigError("reading YAML needs PyYAML", next_step=install_step("coordinator")) from err
 
     class Plain(yaml.SafeLoader):  # type: ignore[misc]
         """Aliases can make a small file huge, and a key that stands twice hides one of its values."""

@@ -219,7 +219,11 @@ def state_dir(options: argparse.Namespace) -> Path:
     flags = {"config": options.config, "state_dir": str(options.state_dir) if options.state_dir else None}
     folder = load_config(flags, local_environment()).state_dir
     if not folder.is_dir():
-        raise ConfigError(f"there is no state folder {folder}", next_step="name it with --state-dir", field="state_dir")
+        raise ConfigError(
+            f"no coordinator keeps its state in {folder}",
+            next_step="start `midstream coordinator` first, or name its folder with --state-dir",
+            field="state_dir",
+        )
     return folder
 
 

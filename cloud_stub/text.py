@@ -32,6 +32,7 @@ from gateway.targets import Target
 from links.port import FrameRoute, FrameStream, Mount, Request
 from protocol.errors import NotAllowed, NotFound
 from protocol.events import Emit, ignore
+from protocol.extras import install_step
 from protocol.handoff import Prepare
 from protocol.models import CatalogueEntry
 from protocol.policy import LimitsPolicy, Policy, RoutingPolicy
@@ -170,7 +171,7 @@ def open_engines(
         return {}, "no text model is on this machine; midstream models pull smollm2-135m fetches one"
     if config.text_engine not in installed_engines():
         extra = ENGINES[config.text_engine].extra
-        return {}, f"{config.text_engine} is not installed; pip install 'midstream[{extra}]'"
+        return {}, f"{config.text_engine} is not installed; {install_step(extra)}"
     return {entry.name: queued(_engine(config, store, entry), config, entry.name, emit) for entry in entries}, ""
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines.decoding import BATCH_TOKENS, Aborted, Entry, NoRoom
 from protocol.errors import EngineError
+from protocol.extras import install_step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +39,7 @@ class NativeModel:
             import numpy
         except (ImportError, OSError, RuntimeError) as err:
             raise EngineError(
-                f"llama-cpp-python cannot be loaded: {err}", next_step="pip install 'midstream[llama-native]'"
+                f"llama-cpp-python cannot be loaded: {err}", next_step=install_step("llama-native")
             ) from err
         self._numpy = numpy
         self._lib: Any = llama_cpp

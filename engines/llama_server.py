@@ -37,6 +37,7 @@ from links.port import Link, RejectedStatus
 from profiles.facts import usable_cores
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, ProtocolError, Unsupported
+from protocol.extras import install_step
 from protocol.text import Message, Prompt, Sampling, TextCapabilities, TextRequest, Token
 
 START_S = 30.0
@@ -392,7 +393,7 @@ class Embedded(LocalServer):
             import xllamacpp
         except ImportError as err:
             problem = f"xllamacpp cannot be imported: {err}"
-            raise EngineError(problem, next_step=repair_step(problem, "pip install 'midstream[llama]'")) from err
+            raise EngineError(problem, next_step=repair_step(problem, install_step("llama"))) from err
         self._folder = SocketFolder("midstream-llama-")
         key = secrets.token_urlsafe(24)
         params = xllamacpp.CommonParams()

@@ -22,6 +22,7 @@ from engines.registry import ENGINES
 from engines.stop import Stop
 from protocol.clock import Clock
 from protocol.errors import BadRequest, EngineError, Full, Loading, MidstreamError, NotFound
+from protocol.extras import install_step
 from protocol.models import CatalogueEntry
 from protocol.pulse import Pulse
 from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec
@@ -317,7 +318,7 @@ class LocalEndpoint:
         runtime = self._runtimes.get(wanted.runtime)
         if runtime is None:
             engine = ENGINES.get(wanted.runtime)
-            step = f"pip install 'midstream[{engine.extra}]', or " if engine is not None and engine.extra else ""
+            step = f"{install_step(engine.extra)}, or " if engine is not None and engine.extra else ""
             raise EngineError(f"no engine here runs {wanted.runtime!r} files", next_step=f"{step}use another model")
         load = _loader(runtime, wanted, self._threads, self._clock if warm else None)
         loader = self._warmer if warm else self._loader

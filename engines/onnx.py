@@ -13,6 +13,7 @@ from engines.model_inputs import match_inputs
 from engines.registry import import_native
 from engines.stop import Stop
 from protocol.errors import BadRequest, EngineError
+from protocol.extras import install_step
 from protocol.tensors import Tensor, TensorSpec
 
 _DATATYPES: Mapping[str, str] = {
@@ -35,7 +36,7 @@ class OnnxRuntime:
         try:
             return importlib.metadata.version("onnxruntime")
         except importlib.metadata.PackageNotFoundError as err:
-            raise EngineError("onnxruntime is not installed", next_step="pip install 'midstream[onnx]'") from err
+            raise EngineError("onnxruntime is not installed", next_step=install_step("onnx")) from err
 
     def load(self, file: Path, threads: int) -> OnnxModel:
         """Load with `threads` intra-op threads (0: the library's choice).

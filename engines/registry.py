@@ -24,6 +24,7 @@ from attrs import field, frozen
 from protocol.decode import decode, encode
 from protocol.durable import read_durable, write_durable
 from protocol.errors import ConfigError, EngineError
+from protocol.extras import install_step
 
 PROBE_TIMEOUT_S = 60.0
 """A cold import of the largest wheel from an SD card took under 20 s; past this the import hangs."""
@@ -219,15 +220,13 @@ def import_native(module: str, *, extra: str) -> Any:
     if sys.platform != "android":  # Python has no child processes there
         probe = _guard.check(module, version)
         if not probe.works:
-            step = repair_step(
-                probe.problem, f"pip install --force-reinstall 'midstream[{extra}]', or use another engine"
-            )
+            step = repair_step(probe.problem, f"{install_step(extra, again=True)}, or use another engine")
             raise EngineError(probe.problem, next_step=step)
     try:
         return importlib.import_module(module)
     except ImportError as err:
         problem = f"{module.split('.')[0]} cannot be imported: {err}"
-        raise EngineError(problem, next_step=repair_step(problem, f"pip install 'midstream[{extra}]'")) from err
+        raise EngineError(problem, next_step=repair_step(problem, install_step(extra))) from err
 
 
 def repair_step(problem: str, otherwise: str) -> str:

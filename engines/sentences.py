@@ -9,6 +9,7 @@ from typing import Any
 from engines.digest import file_sha256
 from engines.port import TensorEndpoint
 from protocol.errors import ConfigError, EngineError
+from protocol.extras import install_step
 from protocol.tensors import Tensor
 
 MAX_TOKENS = 256
@@ -79,7 +80,7 @@ def _load(file: Path) -> Any:
     try:
         import tokenizers
     except ImportError as err:
-        raise ConfigError("sentence vectors need tokenizers", next_step="pip install 'midstream[cache]'") from err
+        raise ConfigError("sentence vectors need tokenizers", next_step=install_step("cache")) from err
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as err:  # the library raises bare Exception for a missing or damaged file

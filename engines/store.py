@@ -32,6 +32,7 @@ from protocol.models import CatalogueEntry, SideFile, Source
 ENTRY_FILE = "entry.json"
 LOCK_WAIT_S = 3600.0
 """How long a pull waits for another process that pulls the same model."""
+_LIST_STEP = "`midstream models list` marks those that are"
 
 
 @frozen
@@ -154,7 +155,7 @@ class ModelStore:
         with self._locked(name):
             present = (self.root / name).is_dir() or self._work(name).is_dir()
             if not present:
-                raise NotFound(f"{name} is not on this machine", field="model")
+                raise NotFound(f"{name} is not on this machine", next_step=_LIST_STEP, field="model")
             try:
                 shutil.rmtree(self._work(name), ignore_errors=True)
                 if (self.root / name).is_dir():
@@ -295,7 +296,7 @@ class ModelStore:
     def _folders(self) -> Iterator[Path]:
         try:
             listed = sorted(self.root.iterdir())
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return
         except OSError as err:
             raise disk_error(err, self.root) from err

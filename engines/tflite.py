@@ -15,6 +15,7 @@ from engines.digest import file_sha256
 from engines.model_inputs import match_inputs, unique_names
 from engines.registry import import_native
 from protocol.errors import BadRequest, EngineError
+from protocol.extras import install_step
 from protocol.tensors import DATATYPE_BYTES, Tensor, TensorSpec
 
 
@@ -177,7 +178,7 @@ def _installed() -> _Package:
         except importlib.metadata.PackageNotFoundError:
             continue
         return package
-    raise EngineError("no TFLite runtime is installed", next_step="pip install 'midstream[tflite]'")
+    raise EngineError("no TFLite runtime is installed", next_step=install_step("tflite"))
 
 
 def _check_numpy(package: _Package) -> None:

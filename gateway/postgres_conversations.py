@@ -18,6 +18,7 @@ from gateway.conversation_store import ConversationBounds, Rewrite, decode_turn,
 from gateway.threaded_sqlite import stamp
 from protocol.clock import WallClock, wall_now
 from protocol.errors import ConfigError
+from protocol.extras import install_step
 from protocol.text import Message
 
 TIMEOUT_S = 3.0
@@ -248,7 +249,7 @@ def _library() -> Any:
         import asyncpg
     except ImportError as err:
         raise ConfigError(
-            "conversations in PostgreSQL need the package asyncpg", next_step="pip install 'midstream[postgres]'",
+            "conversations in PostgreSQL need the package asyncpg", next_step=install_step("postgres"),
             field=SETTING,
         ) from err  # fmt: skip
     return asyncpg

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gateway.ledger import KEPT_SLOTS, MAX_SLOT_AHEAD, Bill, Change, Dimension, Draw, Drawn, LedgerError
 from protocol.errors import ConfigError
+from protocol.extras import install_step
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -150,7 +151,7 @@ def _client(url: str) -> Redis:
         from redis.backoff import NoBackoff
     except ImportError as err:
         raise ConfigError(
-            "limits over Redis need the package redis", next_step="pip install 'midstream[redis]'", field="limits_redis"
+            "limits over Redis need the package redis", next_step=install_step("redis"), field="limits_redis"
         ) from err
     try:
         return Redis.from_url(

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from attrs import define, field, frozen
 
 from protocol.errors import ConfigError
+from protocol.extras import install_step
 
 FLAT_LIMIT = 2_000
 """Up to here a product with all vectors is quicker than a walk through a graph, and exact."""
@@ -124,9 +125,7 @@ class HnswIndex:
         try:
             import usearch.index as usearch
         except ImportError as err:
-            raise ConfigError(
-                "a semantic cache of this size needs usearch", next_step="pip install 'midstream[cache]'"
-            ) from err
+            raise ConfigError("a semantic cache of this size needs usearch", next_step=install_step("cache")) from err
         return usearch.Index(
             ndim=self._dimensions,
             metric="cos",

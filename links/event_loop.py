@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from protocol.errors import ConfigError
+from protocol.extras import install_step
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ def run_on(kind: LoopKind, main: Coroutine[Any, Any, T]) -> T:
         main.close()
         raise ConfigError(
             "event_loop is uvloop, which is not installed",
-            next_step="pip install 'midstream[fast]', or leave event_loop out",
+            next_step=f"{install_step('fast')}, or leave event_loop out",
             field="event_loop",
         )
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from protocol.clock import Clock, WallClock
 from protocol.errors import ConfigError
+from protocol.extras import install_step
 from protocol.spans import Span
 from protocol.trace import TraceContext
 
@@ -53,7 +54,7 @@ class OtlpSpans:
         except ImportError as err:
             raise ConfigError(
                 "otel_endpoint needs the OpenTelemetry exporter",
-                next_step="pip install 'midstream[otel]'",
+                next_step=install_step("otel"),
                 field="otel_endpoint",
             ) from err
         # An absent collector is told once a minute by its own logger, which has no place in ours.

@@ -70,7 +70,17 @@ class Router:
                 allowed.add("a WebSocket upgrade")
         if allowed:
             raise MethodNotAllowed(f"{path} does not take {method}", next_step=f"use {' or '.join(sorted(allowed))}")
-        raise RouteNotFound(f"there is nothing at {path[:200]}")
+        raise RouteNotFound(f"there is nothing at {path[:200]}", next_step=self._near(path))
+
+    def _near(self, path: str) -> str:
+        """What may have been meant: the same path with or without the beginning that a base URL brings."""
+        known = sorted({route.path for _, _, route in self._routes if "{" not in route.path})
+        end = path.rstrip("/")
+        meant = [name for name in known if end.count("/") and (name.endswith(end) or end.endswith(name))]
+        if end and meant:
+            return f"did you mean {' or '.join(meant[:3])}?"
+        roots = sorted({"/" + route.path.split("/")[1] for _, _, route in self._routes})
+        return f"paths here begin with {', '.join(roots)}" if roots else ""
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from attrs import field, frozen
 
 from protocol.errors import ConfigError
+from protocol.extras import install_step
 
 _SERVER = re.compile(r"(stun|turn|turns):[A-Za-z0-9.\[\]:-]{1,253}(\?transport=(udp|tcp))?")
 
@@ -75,6 +76,4 @@ def installed() -> bool:
 
 def missing() -> ConfigError:
     """The error of a machine without the extra."""
-    return ConfigError(
-        "WebRTC needs a package that is not installed", next_step="pip install 'midstream[webrtc]'", field="webrtc"
-    )
+    return ConfigError("WebRTC needs a package that is not installed", next_step=install_step("webrtc"), field="webrtc")

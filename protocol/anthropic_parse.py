@@ -41,7 +41,7 @@ def parse_messages(body: bytes | Mapping[str, Any], *, counting: bool = False) -
     tools, choice = _tools(fields)
     chosen = fields.mapping("tool_choice") or {}
     return ChatRequest(
-        model=fields.text("model"),
+        model=fields.model(),
         prompt=checked_images(_messages(fields.raw)),
         sampling=Sampling(
             temperature=fields.number("temperature", 0.0, 2.0, 1.0),

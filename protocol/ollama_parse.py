@@ -126,7 +126,7 @@ def _shared(fields: Fields) -> dict[str, Any]:
 
 
 def _model(fields: Fields) -> str:
-    return bare_name(fields.text("model"))
+    return bare_name(fields.model("GET /api/tags"))
 
 
 def _format(raw: Any) -> Mapping[str, Any] | None:

@@ -57,7 +57,7 @@ def parse_chat(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEF
     if parallel is not None and not isinstance(parallel, bool):
         raise BadRequest("parallel_tool_calls must be true or false", field="parallel_tool_calls")
     return ChatRequest(
-        model=fields.text("model"),
+        model=fields.model(),
         prompt=_messages(fields.raw.get("messages")),
         sampling=_sampling(fields, max(1, top) if want_logprobs else 0, default_max_tokens),
         endpoint="chat",
@@ -79,7 +79,7 @@ def parse_completion(body: bytes | Mapping[str, Any], *, default_max_tokens: int
     wanted = fields.raw.get("logprobs")
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS, 0)
     return ChatRequest(
-        model=fields.text("model"),
+        model=fields.model(),
         prompt=_prompt(fields.raw.get("prompt")),
         sampling=_sampling(fields, max(1, top) if wanted is not None else 0, default_max_tokens),
         endpoint="completion",
@@ -104,7 +104,7 @@ def parse_embeddings(body: bytes | Mapping[str, Any]) -> EmbeddingsRequest:
     if form not in ("float", "base64"):
         raise BadRequest("encoding_format must be float or base64", field="encoding_format")
     checked = tuple(clean(text, "input") for text in texts)
-    return EmbeddingsRequest(model=fields.text("model"), texts=checked, base64=form == "base64")
+    return EmbeddingsRequest(model=fields.model(), texts=checked, base64=form == "base64")
 
 
 def parse_tools(raw: Sequence[Mapping[str, Any]], choice: Any) -> tuple[tuple[Mapping[str, Any], ...], str]:

@@ -50,6 +50,14 @@ class Fields:
             raise self._bad(name, "a text of 1 to 256 characters")
         return clean(value, self.prefix + name)
 
+    def model(self, listed_at: str = "GET /v1/models") -> str:
+        """The model's name; who leaves it out is told where the names are."""
+        try:
+            return self.text("model")
+        except BadRequest as err:
+            err.next_step = f"name one of {listed_at}, or auto"
+            raise
+
     def optional_text(self, name: str) -> str | None:
         return None if self.raw.get(name) is None else self.text(name)
 

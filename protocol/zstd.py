@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from protocol.errors import ConfigError, ProtocolError, TooLarge, Unsupported
+from protocol.extras import install_step
 from protocol.tensors import Tensor
 
 NAME = "zstd"
@@ -49,7 +50,7 @@ def compress(body: bytes, level: int = LEVEL) -> bytes:
     """One frame that declares the size of its content. Raises ConfigError when no library is here."""
     zstd = _module()
     if zstd is None:
-        raise ConfigError("no Zstandard library is installed", next_step="pip install 'midstream[zstd]'")
+        raise ConfigError("no Zstandard library is installed", next_step=install_step("zstd"))
     frame: bytes = zstd.compress(body, level)
     return frame
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import BadRequest, ConfigError, TooLarge
+from protocol.extras import install_step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +99,7 @@ def check_libraries() -> None:
 def _lacking() -> ConfigError:
     return ConfigError(
         "numpy and Pillow are needed for image models",
-        next_step="pip install 'midstream[onnx]' or pip install 'midstream[tflite]'",
+        next_step=f"{install_step('onnx')} or {install_step('tflite')}",
     )
 
 

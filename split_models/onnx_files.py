@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError, EngineError
+from protocol.extras import install_step
 from split_models.graph import Graph, GraphNode, GraphTensor, check_order
 
 MAX_MODEL_BYTES = 2_000_000_000
@@ -38,7 +39,7 @@ def onnx_module() -> Any:
     except ImportError as err:
         raise ConfigError(
             "the onnx package is not installed; it is needed to cut models",
-            next_step="pip install 'midstream[coordinator]' on the machine that cuts; devices only fetch heads",
+            next_step=f"{install_step('coordinator')} on the machine that cuts; devices only fetch heads",
         ) from err
     return onnx
 

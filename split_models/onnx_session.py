@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError, EngineError
+from protocol.extras import install_step
 from split_models.onnx_files import load_model, onnx_module, to_bytes
 
 BASIC, DISABLED = "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"
@@ -148,7 +149,7 @@ def _session(data: bytes, level: str, save_to: str | None = None) -> Any:
     try:
         import onnxruntime
     except ImportError as err:
-        raise ConfigError("onnxruntime is not installed", next_step="pip install 'midstream[coordinator]'") from err
+        raise ConfigError("onnxruntime is not installed", next_step=install_step("coordinator")) from err
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.intra_op_num_threads = 1

@@ -38,7 +38,8 @@ def read_trace(file: Path) -> LinkTrace:
         with file.open(encoding="utf-8", newline="") as stream:
             rows = [row for row in csv.reader(stream) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as err:
-        raise ConfigError(f"cannot read the trace {file.name}: {err}", next_step="give a CSV file") from err
+        why = (err.strerror if isinstance(err, OSError) else None) or err
+        raise ConfigError(f"cannot read the trace {file}: {why}", next_step="give a CSV file") from err
     if not rows:
         raise ConfigError(f"the trace {file.name} is empty", next_step="give a file with rows")
     return _kind(rows, file.name)(file.stem, rows)

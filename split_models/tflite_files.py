@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError, EngineError
+from protocol.extras import install_step
 
 MAX_MODEL_BYTES = 1 << 30
 """Flatbuffers end at 2 GiB, and cutting holds a model about three times."""
@@ -53,7 +54,7 @@ def schema_module() -> Any:
     except ImportError as err:
         raise ConfigError(
             "the schema of TFLite files is not installed; it is needed to cut them",
-            next_step="cut where ai-edge-litert is (pip install 'midstream[tflite]'); devices only fetch heads",
+            next_step=f"cut where ai-edge-litert is ({install_step('tflite')}); devices only fetch heads",
         ) from err
     return schema_py_generated
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.extras import install_step
 
 WIDTH, HEIGHT = 60, 14
 MARKS = "o+x*"
@@ -39,9 +40,7 @@ def png_plot(curves: Mapping[str, Series], cdfs: Mapping[str, Mapping[str, Seque
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as err:
-        raise ConfigError(
-            "a PNG needs matplotlib", next_step="pip install 'midstream[plot]', or leave --png out"
-        ) from err
+        raise ConfigError("a PNG needs matplotlib", next_step=f"{install_step('plot')}, or leave --png out") from err
     figure = Figure(figsize=(11, 4.2 * len(curves)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(curves), 2, squeeze=False)

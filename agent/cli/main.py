@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from protocol.errors import ConfigError, MidstreamError
+from protocol.extras import install_step
 
 VERBS: dict[str, tuple[str, str]] = {
     "agent": ("agent.cli.run:agent", "run the agent on this device"),
@@ -22,7 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("agent.cli.run:status", "what the running agent is doing"),
     "doctor": ("agent.cli.run:doctor", "check this device, with a next step for each finding"),
     "models": ("agent.cli.models:models", "pull, add, analyse, list, rm or verify models"),
-    "providers": ("agent.cli.providers:providers", "seal, list or remove keys of model providers"),
+    "providers": ("agent.cli.providers:providers", "add, list or remove keys of model providers"),
     "join": ("agent.cli.run:join", "enrol this device with a coordinator's token"),
     "coordinator": ("cloud_stub.cli:coordinator", "run the coordinator"),
     "policy": ("cloud_stub.cli:policy", "publish policy to the fleet"),
@@ -92,7 +93,8 @@ def _call(verb: str, arguments: list[str]) -> int:
         print(f"midstream {verb}: {describe(err)}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(err, ConfigError) else EXIT_FAILED
     except KeyboardInterrupt:
-        print(f"midstream {verb}: interrupted", file=sys.stderr)
+        # Below the terminal's own ^C, or the line that was being written.
+        print(f"{chr(10) if sys.stderr.isatty() else ''}midstream {verb}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output left (`| head`); keep the interpreter from complaining about it at exit.
@@ -115,7 +117,7 @@ def _load(target: str) -> Callable[[list[str]], int]:
         if err.name and err.name.partition(".")[0] in ("agent", "cloud_stub"):
             raise
         raise ConfigError(
-            f"the Python package {err.name!r} is missing", next_step=f"pip install 'midstream[{_extra(err.name)}]'"
+            f"the Python package {err.name!r} is missing", next_step=install_step(_extra(err.name))
         ) from err
 
 

@@ -7,6 +7,7 @@ from math import isfinite, log10
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.extras import install_step
 from split_models.explain import MBIT, Curve
 
 MARKS = "ox+*#@%&=~"
@@ -41,9 +42,7 @@ def png_plot(curves: Sequence[Curve], rates: Sequence[float], title: str, file: 
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as err:
-        raise ConfigError(
-            "a PNG needs matplotlib", next_step="pip install 'midstream[plot]', or leave --png out"
-        ) from err
+        raise ConfigError("a PNG needs matplotlib", next_step=f"{install_step('plot')}, or leave --png out") from err
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

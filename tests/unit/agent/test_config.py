@@ -52,9 +52,18 @@ def test_a_wrong_value_names_setting_and_source(name: str, value: str) -> None:
 
 def test_a_misspelt_setting_is_not_ignored(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
-    file.write_text("prot = 1\n")
-    with pytest.raises(ConfigError, match="did you mean port"):
+    for text, meant in (("prot = 1\n", "port"), ('[lables]\nroom = "a"\n', "labels"), ("[[provder]]\n", "provider")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"did you mean {meant}"):
+            load(environ={}, file=file)
+
+
+def test_a_value_is_shown_as_the_file_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("port = true\n")
+    with pytest.raises(ConfigError, match="is true") as caught:
         load(environ={}, file=file)
+    assert "whole number" in caught.value.next_step
 
 
 @pytest.mark.parametrize("text", ["port = ", "\xff\xfe", "labels = 3", "port = true", "port = 8790.5"])

@@ -74,9 +74,16 @@ def test_the_list_of_flags_says_what_each_value_looks_like() -> None:
     }  # fmt: skip
 
 
+def test_a_store_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "models"
+    file.touch()
+    (finding,) = check_models(load({"models_dir": str(file)}, environ={}), _absent)
+    assert (finding.level, "models_dir" in finding.next_step) == ("error", True)
+
+
 def test_webrtc_that_is_asked_for_needs_its_extra() -> None:
     (finding,) = check_webrtc("always", False, False)
-    assert (finding.level, "midstream[webrtc]" in finding.next_step) == ("warning", True)
+    assert (finding.level, "[webrtc]" in finding.next_step) == ("warning", True)
     assert len(list(check_webrtc("auto", True, False))) == 1
     silent = [("auto", False, False), ("off", True, False), ("always", True, True)]
     assert [list(check_webrtc(*case)) for case in silent] == [[], [], []]

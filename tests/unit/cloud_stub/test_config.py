@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cloud_stub.cli import coordinator
 from cloud_stub.config import BrokerUrl, add_flags, load_config, parse_broker
 from protocol.errors import ConfigError
 
@@ -61,7 +62,7 @@ def test_mistakes_name_the_field(flags: dict[str, object], environ: dict[str, st
 def test_unknown_field_and_broken_file_are_told(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("prot = 1\n")
-    with pytest.raises(ConfigError, match="'prot'"):
+    with pytest.raises(ConfigError, match=r"'prot'.*did you mean port"):
         load_config({"config": file}, {})
     file.write_text("port = \n")
     with pytest.raises(ConfigError, match="not TOML"):
@@ -69,6 +70,26 @@ def test_unknown_field_and_broken_file_are_told(tmp_path: Path) -> None:
     file.write_bytes(b"# " + b"x" * (65 << 10))
     with pytest.raises(ConfigError, match="at most"):
         load_config({"config": file}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [("PORT", "22x", "a whole number"), ("JOIN_TTL_S", "a day", "a number"), ("MDNS", "maybe", "true or false"),
+     ("PROT", "1", "did you mean port")],
+)  # fmt: skip
+def test_a_text_of_another_kind_says_which_kind_is_wanted(name: str, text: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({}, {f"MIDSTREAM_COORDINATOR_{name}": text})
+    assert wanted in caught.value.next_step
+
+
+@pytest.mark.parametrize("names", ["", " , ", "a b", "broker.lan,bad/name"])
+def test_a_broker_certificate_for_no_host_name_is_refused_and_nothing_written(names: str, tmp_path: Path) -> None:
+    out, state = tmp_path / "out", tmp_path / "state"
+    with pytest.raises(ConfigError, match="--names"):
+        coordinator(["mosquitto-conf", "--out", str(out), "--names", names, "--state-dir", str(state)])
+    assert not out.exists()
+    assert not state.exists()
 
 
 def test_broker_urls() -> None:

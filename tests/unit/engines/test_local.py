@@ -275,7 +275,7 @@ async def test_a_model_without_an_engine_names_what_to_install(house: House) -> 
     file = house.folder / "m.tflite"
     file.write_bytes(MAGIC)
     house.endpoint.register("m", file)
-    with pytest.raises(EngineError, match=r"midstream\[tflite\]"):
+    with pytest.raises(EngineError, match=r"\[tflite\]"):
         await house.endpoint.infer("m", [X], 5.0)
     with pytest.raises(EngineError, match="not there"):
         house.endpoint.register("absent", house.folder / "absent.fake")

@@ -61,6 +61,19 @@ def test_other_paths_are_not_found(path: str) -> None:
         ROUTER.find("GET", path, upgrade=False)
 
 
+def test_a_base_url_that_is_too_short_or_too_long_is_told_what_was_meant() -> None:
+    router = Router([Route("POST", "/v1/chat/completions", _handle), Route("GET", "/v2/models/{model}", _handle)])
+    for path in ("/chat/completions", "/v1/v1/chat/completions", "/v1/chat/completions/", "/completions"):
+        with pytest.raises(RouteNotFound) as missed:
+            router.find("POST", path, upgrade=False)
+        assert missed.value.next_step == "did you mean /v1/chat/completions?"
+    for path in ("/", "", "//", "/v2", "x"):
+        with pytest.raises(RouteNotFound) as missed:
+            router.find("GET", path, upgrade=False)
+        assert missed.value.next_step == "paths here begin with /v1, /v2"
+    assert Router([])._near("/") == ""
+
+
 @pytest.mark.parametrize(
     ("method", "path", "upgrade"),
     [("DELETE", "/v2/models/a", False), ("GET", "/v2/models/a/infer", False), ("GET", "/handoff/1", False)],

@@ -96,7 +96,7 @@ async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "aiortc", None)
     with pytest.raises(ConfigError) as missing:
         await offer(LOOPBACK)
-    assert "midstream[webrtc]" in missing.value.next_step
+    assert "[webrtc]" in missing.value.next_step
 
 
 async def test_the_buffer_stays_low_however_much_is_sent() -> None:

@@ -187,6 +187,18 @@ def test_every_disk_error_names_the_next_step(number: int) -> None:
     assert disk_error(OSError(number, os.strerror(number)), Path("x/y")).next_step
 
 
+def test_a_file_where_a_folder_is_needed_is_named_and_so_is_a_folder_for_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for make in (lambda: file.mkdir(exist_ok=True), lambda: (file / "a" / "b").mkdir(parents=True)):
+        with pytest.raises(OSError) as failed:
+            make()
+        assert disk_error(failed.value, tmp_path / "file" / "a").message == f"{file} is no folder"
+    with pytest.raises(IsADirectoryError) as taken:
+        tmp_path.read_bytes()
+    assert disk_error(taken.value, tmp_path).message == f"{tmp_path} is a folder, no file"
+
+
 def test_migrations_run_once_and_in_order(tmp_path: Path) -> None:
     path = tmp_path / "db" / "registry.sqlite"
     first = ["CREATE TABLE device(id TEXT PRIMARY KEY)"]

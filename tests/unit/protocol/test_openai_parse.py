@@ -173,6 +173,13 @@ def test_wrong_values_are_refused_by_name(fields: dict[str, Any], param: str) ->
     assert caught.value.field == param
 
 
+@pytest.mark.parametrize("model", [None, "", 3])
+def test_who_names_no_model_is_told_where_the_names_are(model: object) -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat(model=model)
+    assert (caught.value.field, "GET /v1/models" in caught.value.next_step) == ("model", True)
+
+
 def test_values_at_their_bounds_are_taken() -> None:
     assert chat(temperature=2, top_p=1, seed=2**63 - 1, logprobs=True, top_logprobs=20).top_logprobs == 20
     assert len(chat(stop=["x" * MAX_STOP_CHARS] * 4).stop) == 4
