@@ -128,12 +128,14 @@ def disk_error(err: OSError, path: Path) -> ConfigError:
         return ConfigError(f"not allowed to use {path}", next_step=f"give this user access to {path.parent}")
     if err.errno == errno.EROFS:
         return ConfigError(f"{path} is on a read-only file system", next_step="choose another state folder")
+    at = Path(err.filename) if isinstance(err.filename, str) else path
     if err.errno in (errno.EEXIST, errno.ENOTDIR):
-        at = Path(err.filename) if isinstance(err.filename, str) else path
         file = next((place for place in (at, *at.parents) if place.is_file()), at)
-        return ConfigError(f"{file} is no folder", next_step="name another folder, or move that file away")
+        return ConfigError(
+            f"cannot use {file}: it is no folder", next_step="name another folder, or move that file away"
+        )
     if err.errno == errno.EISDIR:
-        return ConfigError(f"{path} is a folder, no file", next_step="name another file, or move that folder away")
+        return ConfigError(f"cannot use {at}: it is a folder", next_step="name another file, or move that folder away")
     return ConfigError(f"cannot use {path}: {err.strerror or err}", next_step=f"check {path.parent}")
 
 

@@ -322,6 +322,6 @@ def test_a_root_that_cannot_be_a_folder_is_a_config_error(tmp_path: Path, source
     (tmp_path / "models").write_text("a file")
     store = ModelStore(tmp_path / "models", {"m": entry_for(source)})
     for use in (store.list, lambda: store.pull("m")):
-        with pytest.raises(ConfigError, match="models is no folder"):
+        with pytest.raises(ConfigError, match="models: it is no folder"):
             use()
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 300_000

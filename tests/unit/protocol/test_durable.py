@@ -193,10 +193,10 @@ def test_a_file_where_a_folder_is_needed_is_named_and_so_is_a_folder_for_a_file(
     for make in (lambda: file.mkdir(exist_ok=True), lambda: (file / "a" / "b").mkdir(parents=True)):
         with pytest.raises(OSError) as failed:
             make()
-        assert disk_error(failed.value, tmp_path / "file" / "a").message == f"{file} is no folder"
+        assert disk_error(failed.value, tmp_path / "file" / "a").message == f"cannot use {file}: it is no folder"
     with pytest.raises(IsADirectoryError) as taken:
         tmp_path.read_bytes()
-    assert disk_error(taken.value, tmp_path).message == f"{tmp_path} is a folder, no file"
+    assert disk_error(taken.value, tmp_path).message == f"cannot use {tmp_path}: it is a folder"
 
 
 def test_migrations_run_once_and_in_order(tmp_path: Path) -> None:
