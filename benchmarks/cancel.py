@@ -4,7 +4,8 @@
 beside every trial another answer streams. Keys per engine: `*_stop_ms_p50`, `_p99`, `_max` per phase (wall clock) and
 `*_stop_cpu_ms_max` (what the process computed until the engine had stopped: the same on a busy machine); `ran` (queued
 requests of departed clients that were handed to the engine: 0), `lost` (tokens missing in the other streams: 0);
-`llama_server_ttft_ratio`: first token of a long prompt with its batch sized for this, over one batch for all of it.
+`llama_server_ttft_ratio`: first token of a long prompt with its batch sized for this (`llama_server_batch_tokens`, from
+the prefill rate measured first), over one batch for all of it.
 """
 
 from __future__ import annotations
@@ -204,6 +205,22 @@ async def trials(engine: EmbeddedLlamaCpp | EmbeddedLlamaServer, count: int, see
         await engine.close()
 
 
+async def measured_batch(model: Path) -> int:
+    """As the agent does: this machine's prefill rate, and the batch of it that ends soon enough."""
+    engine = EmbeddedLlamaServer(model, context_tokens=CONTEXT_TOKENS, threads=1, slots=2)
+    try:
+        rates = []
+        for number in range(3):  # the first one loads the model
+            prompt = f"{number} " + "north " * PROMPT_WORDS
+            tokens = len(await engine.tokenize(prompt.encode()))
+            began_s = time.perf_counter()
+            await (await engine.prepare(TextRequest(MODEL, prompt, Sampling(max_tokens=1)), 60.0)).close()
+            rates.append(tokens / (time.perf_counter() - began_s))
+        return prefill_batch(min(rates[1:]))
+    finally:
+        await engine.close()
+
+
 async def ttft_ratio(model: Path, batch_tokens: int, pairs: int) -> list[float]:
     """First token of a prompt of PROMPT_WORDS with batches of `batch_tokens` over one batch, pair by pair."""
     engines = [
@@ -244,8 +261,11 @@ def stops(name: str, outcome: Outcome) -> dict[str, object]:
 async def run(count: int, pairs: int) -> dict[str, object]:
     """Every installed engine."""
     model = default_store().path(MODEL)
+    batch_tokens = await measured_batch(model)
     makes: dict[str, Callable[[], EmbeddedLlamaCpp | EmbeddedLlamaServer]] = {
-        "llama_server": lambda: EmbeddedLlamaServer(model, context_tokens=CONTEXT_TOKENS, threads=1, slots=2),
+        "llama_server": lambda: EmbeddedLlamaServer(
+            model, context_tokens=CONTEXT_TOKENS, threads=1, slots=2, batch_tokens=batch_tokens
+        ),
         "llama_cpp": lambda: EmbeddedLlamaCpp(model, context_tokens=CONTEXT_TOKENS, threads=1, slots=2),
     }
     keys: dict[str, object] = {"ran": 0, "lost": 0}
@@ -257,8 +277,9 @@ async def run(count: int, pairs: int) -> dict[str, object]:
         outcome = await trials(make(), count)
         ran, lost = ran + outcome.ran, lost + outcome.lost
         keys |= stops(name, outcome)
-    ratios = await ttft_ratio(model, prefill_batch(None), pairs)
-    keys |= {"ran": ran, "lost": lost, "llama_server_ttft_ratio": statistics.median(ratios)}
+    ratios = await ttft_ratio(model, batch_tokens, pairs)
+    keys |= {"ran": ran, "lost": lost, "llama_server_batch_tokens": batch_tokens}
+    keys |= {"llama_server_ttft_ratio": statistics.median(ratios)}
     return {**keys, "llama_server_ttft_ratios": spread(ratios)}
 
 

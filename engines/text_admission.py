@@ -24,7 +24,7 @@ LEFT_PART = 4
 """An answer that is longer than expected is taken to have one part in this many of an answer still before it."""
 
 PREFILL_BATCH_TOKENS = 128
-STOP_S = 0.7
+STOP_S = 0.5
 LEAST_BATCH_TOKENS, MOST_BATCH_TOKENS = 16, 512
 
 
@@ -34,7 +34,7 @@ def prefill_batch(tokens_per_s: float | None) -> int:
     For engines that can end a prefill only between two batches: it is what a departed client still costs.
 
     >>> prefill_batch(1000), prefill_batch(40), prefill_batch(5), prefill_batch(None)
-    (512, 16, 16, 128)
+    (256, 16, 16, 128)
     """
     if tokens_per_s is None:
         return PREFILL_BATCH_TOKENS

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from attrs import frozen
 
@@ -55,7 +56,7 @@ class Clean:
 
     def run(self, *command: str, network: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
         """In the root, with a /proc of its own; without `network` there is none at all."""
-        spaces = ["--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={self.root / 'proc'}"]
+        spaces = ["--mount", "--pid", "--fork", f"--mount-proc={self.root / 'proc'}"]
         spaces += [] if network else ["--net"]
         clean = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", **environ}
         whole = ["unshare", *spaces, "chroot", str(self.root), *command]
@@ -181,7 +182,7 @@ def test_the_installed_agent_runs_as_its_user_and_says_ready(debian: Clean) -> N
     debian.install("--offline", debian.bundle)
     manager = FakeManager(str(debian.root / "run" / "notify"))
     (debian.root / "run" / "notify").chmod(0o777)
-    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={debian.root / 'proc'}"]
+    command = ["unshare", "--mount", "--pid", "--fork", f"--mount-proc={debian.root / 'proc'}"]
     command += ["chroot", str(debian.root), "setpriv", "--reuid=midstream", "--regid=midstream", "--clear-groups"]
     command += [PROGRAM, "agent", "--config", "/etc/midstream/agent.toml", "--port", "0", "--mdns", "no"]
     clean = {"PATH": "/usr/sbin:/usr/bin:/bin", "NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "4000000"}
@@ -191,6 +192,9 @@ def test_the_installed_agent_runs_as_its_user_and_says_ready(debian: Clean) -> N
         manager.until_fed()
         assert next((debian.root / "var/lib/midstream").iterdir()).exists()
     finally:
+        # unshare's --kill-child ends with the change of user: the first process inside is ended by hand, all with it.
+        for child in psutil.Process(process.pid).children():
+            child.kill()
         process.kill()
         process.wait()
         manager.close()

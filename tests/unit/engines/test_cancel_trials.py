@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cancel import CONTEXT_TOKENS, PHASES, trials
+from benchmarks.cancel import CONTEXT_TOKENS, PHASES, measured_batch, trials
 from engines.llama_cpp import EmbeddedLlamaCpp
 from engines.llama_server import EmbeddedLlamaServer
 
@@ -18,11 +18,14 @@ LIMIT_S = {EmbeddedLlamaCpp: 0.1, EmbeddedLlamaServer: 1.0}
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("made", list(LIMIT_S), ids=["llama-cpp", "llama-server"])
 async def test_a_cancelled_request_stops_at_once_and_touches_nobody(
     model_file: ModelFile, made: type[EmbeddedLlamaCpp] | type[EmbeddedLlamaServer]
 ) -> None:
-    engine = made(model_file("smollm2-135m"), context_tokens=CONTEXT_TOKENS, threads=1, slots=2)
+    model = model_file("smollm2-135m")
+    sized = {"batch_tokens": await measured_batch(model)} if made is EmbeddedLlamaServer else {}
+    engine = made(model, context_tokens=CONTEXT_TOKENS, threads=1, slots=2, **sized)
     outcome = await trials(engine, TRIALS)
     assert len(outcome.trials) == TRIALS
     assert outcome.ran == 0, "a queued request of a departed client reached the engine"

@@ -100,6 +100,6 @@ def test_targets_and_slots_are_above_zero() -> None:
 
 
 def test_the_prefill_batch_is_sized_to_stop_in_time() -> None:
-    for rate in (30.0, 90.0, 250.0, 700.0):
+    for rate in (40.0, 90.0, 250.0, 700.0):
         assert prefill_batch(rate) / rate <= STOP_S
     assert prefill_batch(1e6) == MOST_BATCH_TOKENS
