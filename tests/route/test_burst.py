@@ -107,7 +107,10 @@ async def test_requests_that_wait_for_one_tail_run_together_on_the_server(
         alone = [await endpoint.infer(plan.tail(cut), inputs, 30.0) for inputs in asked]
         assert not far.way.batching.runs or set(far.way.batching.runs) == {1}
         await far.way.batching.preload(f"{plan.tail(cut)}~batch")
-        together = await asyncio.gather(*(endpoint.infer(plan.tail(cut), inputs, 30.0) for inputs in asked))
+        for _ in range(20):  # a tail of a millisecond may be done before the next request has come
+            together = await asyncio.gather(*(endpoint.infer(plan.tail(cut), inputs, 30.0) for inputs in asked))
+            if max(far.way.batching.runs) > 1:
+                break
         assert sum(requests * runs for requests, runs in far.way.batching.runs.items()) >= len(asked)
         assert max(far.way.batching.runs) > 1
         for found, reference in zip(together, alone, strict=True):

@@ -91,6 +91,7 @@ def test_ctrl_c_in_a_client_is_130_without_a_traceback(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*MAIN, "chat", "-", "--model", "m", "--url", "http://127.0.0.1:9"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background is born deaf to it
     )  # fmt: skip
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
