@@ -69,7 +69,7 @@ over before a target was prepared over 150 ms."""
 QUICK_S = 34.0
 """So that a quick run is over within 45 s, engines closed."""
 
-SCORING_S = 240.0
+SCORING_S = 150.0
 """Kept for scoring at the end."""
 
 MOST_ATTEMPTS = 6
