@@ -27,6 +27,9 @@ LINK = "cloud"
 LARGE_REPLY_BYTES = 16 << 10
 """A reply of this size or more is a sample of the way down."""
 
+Took = Callable[[int, Arm], ArmCost]
+"""What the request of that number really costs on an arm: not what it was planned with, as in life."""
+
 EXPLORE_S = 20.0
 DEADLINE_S = 30.0
 ASK_AGAIN_S = 0.05
@@ -83,15 +86,15 @@ class _Lines:
         return at_s + self._delay_s(at_s) if isfinite(at_s) else inf
 
 
-def replay_fixed(trace: LinkTrace, cost: ArmCost, load: Load) -> Outcome:
-    """Every request on one arm, as long as it takes."""
-    return _one_after_another(trace, load, lambda lines, began_s: cost)
+def replay_fixed(trace: LinkTrace, cost: ArmCost, load: Load, took: Took | None = None) -> Outcome:
+    """Every request on one arm, as long as it takes. took: what each really costs on it; `cost` without it."""
+    return _one_after_another(trace, load, lambda lines, number, began_s: took(number, cost.arm) if took else cost)
 
 
 def replay_oracle(trace: LinkTrace, costs: Sequence[ArmCost], load: Load) -> Outcome:
     """Every request on the arm that will answer first; since the trace does not depend on us, no plan is better."""
     return _one_after_another(
-        trace, load, lambda lines, began_s: min(costs, key=lambda cost: (lines.ends_s(cost, began_s), str(cost.arm)))
+        trace, load, lambda lines, _, began_s: min(costs, key=lambda cost: (lines.ends_s(cost, began_s), str(cost.arm)))
     )
 
 
@@ -100,22 +103,24 @@ def replay_informed(trace: LinkTrace, costs: Sequence[ArmCost], load: Load, ago_
     who sees the link exactly, for nothing, but not the future.
     """
 
-    def choose(lines: _Lines, began_s: float) -> ArmCost:
+    def choose(lines: _Lines, number: int, began_s: float) -> ArmCost:
         step = int(max(0.0, began_s - ago_s) / trace.step_s) % len(trace.delays_s)
         return min(costs, key=lambda cost: _steady_s(trace, step, cost))
 
     return _one_after_another(trace, load, choose)
 
 
-def _one_after_another(trace: LinkTrace, load: Load, choose: Callable[[_Lines, float], ArmCost]) -> Outcome:
-    """Requests that wait for the one before. choose: the arm of one that begins at that second of the trace."""
+def _one_after_another(trace: LinkTrace, load: Load, choose: Callable[[_Lines, int, float], ArmCost]) -> Outcome:
+    """Requests that wait for the one before. choose: the arm of the one of that number, which begins at that second of
+    the trace.
+    """
     lines = _Lines(trace)
     latencies, free_s = [], 0.0
     arms: dict[str, int] = {}
     for number in range(load.count):
         due_s = number * load.every_s
         began_s = max(due_s, free_s)
-        chosen = choose(lines, began_s)
+        chosen = choose(lines, number, began_s)
         free_s = lines.ends_s(chosen, began_s)
         latencies.append(free_s - due_s)
         arms[str(chosen.arm)] = arms.get(str(chosen.arm), 0) + 1
@@ -140,15 +145,17 @@ def replay(
     probe: LinkProbe | None = None,
     strategy: Strategy = UNCLASSED,
     stop_s: float = inf,
+    took: Took | None = None,
 ) -> Outcome:
     """The product's own decisions; nothing of the trace is known to them but what transfers show.
 
     strategy: of the device's class; its hedge ratio bounds the policy's, as on a device. stop_s: a device run that lost
-    is over so soon; infinite where runs cannot be stopped.
+    is over so soon; infinite where runs cannot be stopped. took: what each request really costs on the arms that it
+    takes; without it `costs`, which are what is planned with.
     """
     allowed = [cost for cost in costs if cost.arm.kind in strategy.arms]
     bounded = evolve(policy, hedge_ratio=min(policy.hedge_ratio, strategy.hedge_ratio))
-    return _Replay(trace, allowed, bounded, load, probe, strategy, stop_s).run()
+    return _Replay(trace, allowed, bounded, load, probe, strategy, stop_s, took).run()
 
 
 @define(eq=False)
@@ -304,6 +311,7 @@ class _Replay:
         probe: LinkProbe | None,
         strategy: Strategy,
         stop_s: float,
+        took: Took | None,
     ) -> None:
         agenda = Agenda()
         up, down = (Line(rates, trace.step_s) for rates in (trace.up_bytes_per_s, trace.down_bytes_per_s))
@@ -311,7 +319,8 @@ class _Replay:
         self.world = _World(agenda, Lane(agenda, stop_s), Pipe(up, agenda), Pipe(down, agenda), trace, probe)
         probe.watch(LINK, self.world.under_way)
         self.costs = tuple(costs)
-        self.by_arm = {cost.arm: cost for cost in costs}
+        by_arm = {cost.arm: cost for cost in costs}
+        self.took = took or (lambda _, arm: by_arm[arm])
         self.policy = policy
         self.stoppable = stop_s < inf
         self.decider = Decider(0.0, lambda: strategy.start)
@@ -320,10 +329,6 @@ class _Replay:
         self.latencies: list[float] = []
         self.arms: dict[str, int] = {}
         self.switches = self.hedges = self.looks = 0
-
-    @property
-    def device_s(self) -> float:
-        return self.by_arm[DEVICE_ARM].device_s
 
     def run(self) -> Outcome:
         """All requests, then whatever is still under way."""
@@ -344,9 +349,9 @@ class _Replay:
             if number + 1 < self.load.count:
                 self.world.agenda.at((number + 1) * self.load.every_s, lambda: self._request(number + 1))
 
-        self._decide(answered)
+        self._decide(number, answered)
 
-    def _decide(self, answered: Callable[[Arm], None]) -> None:
+    def _decide(self, number: int, answered: Callable[[Arm], None]) -> None:
         world, now_s = self.world, self.world.agenda.now_s
         views = world.views()
         decision = self.decider.decide(self.costs, views, world.lane.wait_s(), self.policy, now_s, looking=self.looking)
@@ -359,9 +364,9 @@ class _Replay:
             answered(arm)
             for cost in looks:  # after the answer: before it, both would stand in line for the same device
                 if LINK not in self.looking:
-                    self._look(cost)
+                    self._look(self.took(number, cost.arm))
 
-        _Race(self, decision, ended).begin()
+        _Race(self, decision, number, ended).begin()
 
     def _look(self, cost: ArmCost) -> None:
         """The request through the link as well; its answer is dropped."""
@@ -387,8 +392,9 @@ class _Replay:
 class _Race:
     """One request: the held arm, the device when the link is late or given up; the first answer counts."""
 
-    def __init__(self, replay: _Replay, decision: Decision, answered: Callable[[Arm], None]) -> None:
+    def __init__(self, replay: _Replay, decision: Decision, number: int, answered: Callable[[Arm], None]) -> None:
         self._replay = replay
+        self._number = number
         self._agenda = replay.world.agenda
         self._decision = decision
         self._answered = answered
@@ -404,7 +410,8 @@ class _Race:
         if patience_s <= 0:
             self._on_device()
             return
-        self._attempt = _Attempt(self._replay.world, self._replay.by_arm[arm], self._by_link, self._consider)
+        cost = self._replay.took(self._number, arm)
+        self._attempt = _Attempt(self._replay.world, cost, self._by_link, self._consider)
         self._timers.append(self._agenda.at(self._began_s + patience_s, self._give_up))
         self._attempt.begin()
         if self._attempt.began_s is None:
@@ -439,7 +446,7 @@ class _Race:
 
     def _on_device(self, left: Callable[[float], None] | None = None) -> None:
         if self._job is None:
-            seconds = self._replay.device_s
+            seconds = self._replay.took(self._number, DEVICE_ARM).device_s
             if self._attempt is not None and self._head_over():
                 seconds = min(seconds, self._attempt.cost.goes_on_s)
             self._job = self._replay.world.lane.submit(seconds, self._by_device, left)

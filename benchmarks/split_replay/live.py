@@ -2,7 +2,9 @@
 
 Server and device are real, on loopback, with a shaper between them that follows the trace. What the parts take is
 measured by a few requests over the unshaped link right before and right after each stretch in real time, at about its
-pace: a busy machine is slower than it was a minute ago, and one request after the other finds warmer caches.
+pace: a busy machine is slower than it was a minute ago, and one request after the other finds warmer caches. No two
+runs take the same: each request of a replay costs what one of these runs took, drawn anew for each, while the decider
+plans with what was learnt before, as in life.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from statistics import mean
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from benchmarks.report import percentile
 from benchmarks.split_replay.cases import DET, encoded_input
@@ -29,7 +32,7 @@ from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.arms import Spent, Work
 from split_models.costs import ENVELOPE_BYTES, CostTable
-from split_models.replay import LINK, Load, replay, replay_fixed
+from split_models.replay import LINK, Load, Took, replay, replay_fixed
 from split_models.replay_link import LinkTrace
 
 SLOWDOWN = 2.0
@@ -37,10 +40,12 @@ SLOWDOWN = 2.0
 
 EVERY_S = 0.5
 DELAY_S = 0.02
-CALIBRATION_RUNS, QUICK_CALIBRATION_RUNS = 5, 1
+CALIBRATION_RUNS, QUICK_CALIBRATION_RUNS = 10, 1
 CALIBRATION_PAUSE_S = 0.15
 TURNS = 2
-"""Stretches in real time per arm, in turns with those of the other arms; one in a quick run."""
+"""Stretches in real time per arm, in turns with those of the other arms, and of ours; one in a quick run."""
+SEEDS = 20
+"""Replays of each stretch, with other draws."""
 LOADED_S = 60.0
 DEADLINE_S = 60.0
 MBIT = 125_000.0
@@ -101,13 +106,12 @@ async def agreement(folder: Path, policy: SplitPolicy, quick: bool) -> tuple[flo
             for _ in range(1 if quick else TURNS):
                 stretches += [await _stretch(near, arm, trace, load, count) for arm in (*_ENDS, cut)]
             pairs = [_fixed(arm, stretches, trace, load) for arm in (*_ENDS, cut)]
-            if quick:
-                pairs.append(await _ours(near, (*_ENDS, cut), trace, load, policy, count))
-        if quick:
-            return _reported(pairs)
-        async with _ready(store, port, policy) as (near, cut):
-            pairs.append(await _ours(near, (*_ENDS, cut), trace, load, policy, count))
-    return _reported(pairs)
+            ours = [await _ours(near, (*_ENDS, cut), trace, load, policy, count)] if quick else []
+        for _ in range(0 if quick else TURNS):
+            async with _ready(store, port, policy) as (near, cut):
+                ours.append(await _ours(near, (*_ENDS, cut), trace, load, policy, count))
+    live, replayed = zip(*ours, strict=True)
+    return _reported([*pairs, Pair("ours", _figures(_flat(live)), _figures(_flat(replayed)))])
 
 
 def _reported(pairs: Sequence[Pair]) -> tuple[float, list[str]]:
@@ -216,18 +220,35 @@ def _teach(table: CostTable, digest: str, parts: Sequence[_Part]) -> None:
         table.observe("server", f"tail:{arm.cut}:{arm.codec}", cut.server_s)
 
 
+def drawn(runs: Mapping[Arm, Sequence[ArmCost]], planned: Sequence[ArmCost], seed: int) -> Took:
+    """Each request costs on an arm what one of its runs took; what was not run costs what is planned with."""
+    plan = {cost.arm: cost for cost in planned}
+
+    def took(number: int, arm: Arm) -> ArmCost:
+        if arm not in runs:
+            return plan[arm]
+        run = Random(f"{seed} {number} {arm}").choice(runs[arm])
+        return evolve(run, rest_s=plan[arm].rest_s)
+
+    return took
+
+
 def _fixed(arm: Arm, stretches: Sequence[_Stretch], trace: LinkTrace, load: Load) -> Pair:
-    """All stretches of one arm, against replays with what each of the runs around them took."""
+    """All stretches of one arm, against replays of each with what the runs around it took."""
     mine = [stretch for stretch in stretches if stretch.arm == arm]
-    replays = [replay_fixed(trace, run.cost, load) for stretch in mine for run in stretch.runs]
-    live = [seconds for one in mine for seconds in one.latencies_s]
-    replayed = [seconds for one in replays for seconds in one.latencies_s]
-    return Pair(str(arm), _figures(live), _figures(replayed))
+    replayed = []
+    for stretch in mine:
+        costs = [run.cost for run in stretch.runs]
+        for seed in range(SEEDS):
+            took = drawn({arm: costs}, costs[:1], seed)
+            replayed.append(replay_fixed(trace, costs[0], load, took).latencies_s)
+    return Pair(str(arm), _figures(_flat(one.latencies_s for one in mine)), _figures(_flat(replayed)))
 
 
 async def _ours(
     near: Device, arms: Sequence[Arm], trace: LinkTrace, load: Load, policy: SplitPolicy, count: int
-) -> Pair:
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Latencies of ours, live and in all replays, with what the runs around the stretch took."""
     runner = near.way.runners[DET]
     manifest = runner.plan.manifest
     encoded = encoded_input(manifest) or b""
@@ -238,13 +259,18 @@ async def _ours(
         return await runner.infer(Work(encoded=encoded, tensors=()), "live", DEADLINE_S)
 
     live = await _shaped(near.shaper, trace, load, ask)
-    parts = [_middle([*runs, *await _runs(near, arm, count)]) for arm, runs in zip(arms, before, strict=True)]
+    runs = {arm: [*taken, *await _runs(near, arm, count)] for arm, taken in zip(arms, before, strict=True)}
+    parts = [_middle(taken) for taken in runs.values()]
     table = CostTable(manifest, speed_ratio=SLOWDOWN)
     _teach(table, manifest.digest, parts)
     costs = table.arms(len(encoded), (LINK,), lambda cut, codec: True, ends_here=lambda cut, codec: True)
+    real = {arm: [run.cost for run in taken] for arm, taken in runs.items()}
     # The device's runs are stopped within an operator; decoding is not, and goes on.
-    replayed = replay(trace, costs, policy, load, stop_s=parts[0].spent.before_s)
-    return Pair("ours", _figures(live), _figures(replayed.latencies_s))
+    stop_s = parts[0].spent.before_s
+    replays = [
+        replay(trace, costs, policy, load, stop_s=stop_s, took=drawn(real, costs, seed)) for seed in range(SEEDS)
+    ]
+    return live, _flat(one.latencies_s for one in replays)
 
 
 async def _shaped(shaper: ShaperProxy, trace: LinkTrace, load: Load, ask: Ask) -> tuple[float, ...]:
@@ -274,6 +300,10 @@ async def _follow(shaper: ShaperProxy, trace: LinkTrace, began_s: float) -> None
         shaper.set_rate(trace.up_bytes_per_s[place], trace.down_bytes_per_s[place])
         step += 1
         await asyncio.sleep(max(0.0, began_s + step * trace.step_s - time.monotonic()))
+
+
+def _flat(parts: Iterable[Sequence[float]]) -> list[float]:
+    return [seconds for part in parts for seconds in part]
 
 
 def _figures(latencies: Sequence[float]) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -206,6 +207,33 @@ def test_a_look_begins_when_its_request_was_answered() -> None:
 def test_a_replay_is_the_same_every_time() -> None:
     link, load = trace(1e6, 2e4, 5e5, 0.0, 3e6), Load(0.5, 200)
     assert replay(link, COSTS, SplitPolicy(), load) == replay(link, COSTS, SplitPolicy(), load)
+
+
+def test_requests_take_what_they_really_cost_while_the_plan_is_made_with_what_was_learnt() -> None:
+    """Every fourth device run is slow: that request is late, and no other; the plan is the same as without."""
+    load = Load(1.0, 8)
+
+    def took(number: int, arm: Arm) -> ArmCost:
+        cost = next(cost for cost in COSTS if cost.arm == arm)
+        return evolve(cost, device_s=0.9) if arm == DEVICE_ARM and number % 4 == 3 else cost
+
+    late = [pytest.approx(0.9 if number % 4 == 3 else 0.4) for number in range(load.count)]
+    assert list(replay_fixed(trace(1e6), COSTS[0], load, took).latencies_s) == late
+    ours = replay(trace(0.0), COSTS, SplitPolicy(explore_one_in=0), load, took=took)
+    assert (list(ours.latencies_s), ours.arms) == (late, {"device": 8})
+
+
+def test_a_hedge_runs_as_long_as_the_device_really_takes() -> None:
+    link, load = trace(*(1e6,) * 30, *(0.0,) * 10), Load(1.0, 40)
+    policy = SplitPolicy(hedge_ratio=1.0)
+
+    def seconds(device_s: float) -> float:
+        real = {DEVICE_ARM: evolve(COSTS[0], device_s=device_s), CUT: COSTS[1], CLOUD: COSTS[2]}
+        outcome = replay(link, COSTS, policy, load, stop_s=0.02, took=lambda _, arm: real[arm])
+        assert outcome.hedges
+        return max(outcome.latencies_s)
+
+    assert seconds(0.6) == pytest.approx(seconds(0.4) + 0.2, abs=0.02)
 
 
 def test_a_dead_link_leaves_everything_to_the_device() -> None:
