@@ -50,6 +50,8 @@ from tests.unit.split_models.parts import Inline, Scripted, floats
 
 TRACE, ABOVE = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CAME = {"traceparent": f"00-{TRACE}-{ABOVE}-01", "content-type": "application/json"}
+ANSWER_TOKENS = 600
+"""So many that the answer is not over before it was moved."""
 TURN = [{"role": "user", "content": "n=a tell me of the river"}]
 
 
@@ -67,8 +69,8 @@ class Collector:
                 self.spans[facts["service.name"]] += scope.spans
         return Response(200, {"content-type": "application/x-protobuf"}, b"")
 
-    def of(self, service: str, name: str) -> OtlpSpan:
-        (found,) = [span for span in self.spans[service] if span.name == name]
+    def of(self, service: str, name: str, trace: str = TRACE) -> OtlpSpan:
+        (found,) = [span for span in self.spans[service] if span.name == name and span.trace_id.hex() == trace]
         return found
 
 
@@ -96,7 +98,16 @@ async def exporting(to: Collector, service: str) -> AsyncIterator[Emit]:
 async def test_one_trace_id_over_a_real_handoff_in_mid_stream() -> None:
     moves = MigrationPolicy(min_tokens=8, min_remaining_tokens=1, consume_tokens_per_s=0.001, stall_s=0.5)
     policy = Policy(dispatch=DispatchPolicy(start="device"), migration=moves)
-    here, far = FakeTextEngine(name="here", tokens_per_s=100.0), FakeTextEngine(name="far")
+    far = FakeTextEngine(name="far", answer_tokens=ANSWER_TOKENS)
+
+    async def held(seconds: float) -> None:
+        """What a token takes; behind the first ones until the coordinator was asked, however busy the machine is."""
+        await asyncio.sleep(seconds)
+        async with asyncio.timeout(30.0):
+            while here.generated_count >= 12 and not far.prepared:
+                await asyncio.sleep(0.01)
+
+    here = FakeTextEngine(name="here", tokens_per_s=100.0, answer_tokens=ANSWER_TOKENS, sleep=held)
     async with collector() as got:
         async with exporting(got, "coordinator") as cloud_spans, exporting(got, "agent") as device_spans:
 
@@ -113,8 +124,8 @@ async def test_one_trace_id_over_a_real_handoff_in_mid_stream() -> None:
             kept = RecordingEmit()
             async with house(targets, policy=policy, listener=Fanout([kept, device_spans])) as served:
                 front = HttpLink("front", served.base_url)
-                body = {"model": "fake", "messages": TURN, "max_tokens": 48}
-                reply = await front.exchange("/v1/chat/completions", CAME, json.dumps(body).encode(), 10.0)
+                body = {"model": "fake", "messages": TURN, "max_tokens": ANSWER_TOKENS}
+                reply = await front.exchange("/v1/chat/completions", CAME, json.dumps(body).encode(), 60.0)
                 await front.close()
             await peer.close()
             await link.close()
@@ -130,7 +141,7 @@ async def test_one_trace_id_over_a_real_handoff_in_mid_stream() -> None:
         handoff = got.of("coordinator", "handoff")
         assert handoff.parent_span_id == root.span_id
         tokens = {one.key: one.value.int_value for one in handoff.attributes}["gen_ai.usage.output_tokens"]
-        assert 0 < tokens < 48, "the coordinator made the rest of it"
+        assert 0 < tokens < ANSWER_TOKENS, "the coordinator made the rest of it"
         assert root.start_time_unix_nano <= handoff.start_time_unix_nano < handoff.end_time_unix_nano
         assert abs(root.end_time_unix_nano / 1e9 - time.time()) < 60.0
 
@@ -294,11 +305,24 @@ async def test_agent_and_coordinator_are_one_trace(tmp_path: Path, model_file: C
                 await AdminClient(coordinator.house.config.state_dir).ask("POST", "/policy", policy, {"form": "toml"})
                 await agent.until(lambda: agent.house.holder.current().migration.min_tokens == 4)
                 await agent.until(lambda: name in agent.house.texts.cloud_models and name in agent.house.texts.models)
-                body = {"model": name, "messages": [{"role": "user", "content": "Count to fifty."}], "max_tokens": 64}
-                reply = await agent.link.exchange("/v1/chat/completions", CAME, json.dumps(body).encode(), 90.0)
-                assert reply.status == 200, reply.body
-                assert reply.headers["x-midstream-target"] == "device,cloud", reply.headers
-        root = got.of("midstream-agent", "text request")
-        assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, ABOVE)
-        assert got.of("midstream-agent", "handover").parent_span_id == root.span_id
-        assert got.of("midstream-coordinator", "handoff").parent_span_id == root.span_id
+                await coordinator.house.text.warm()
+                trace = await trace_of_a_moved_answer(agent, name)
+        root = got.of("midstream-agent", "text request", trace)
+        assert root.parent_span_id.hex() == ABOVE
+        assert got.of("midstream-agent", "handover", trace).parent_span_id == root.span_id
+        assert got.of("midstream-coordinator", "handoff", trace).parent_span_id == root.span_id
+
+
+async def trace_of_a_moved_answer(agent: RunningHouse, model: str) -> str:
+    """Ask until an answer began here and ended in the cloud: one may be over before the other side has read it."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Count to fifty."}], "max_tokens": 160}
+    targets = []
+    for turn in range(5):
+        trace = f"{TRACE[:-1]}{turn}"
+        came = {**CAME, "traceparent": f"00-{trace}-{ABOVE}-01"}
+        reply = await agent.link.exchange("/v1/chat/completions", came, json.dumps(body).encode(), 90.0)
+        assert reply.status == 200, reply.body
+        targets.append(reply.headers["x-midstream-target"])
+        if targets[-1] == "device,cloud":
+            return trace
+    raise AssertionError(f"no answer moved to the cloud: {targets}")
