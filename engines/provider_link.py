@@ -9,8 +9,8 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, closing
 
 from attrs import define, field, frozen
 
@@ -246,47 +246,50 @@ class _TenantLink:
             first_byte_s = min(owner.phases.first_byte_s, end_s - owner.clock())
             opened = owner.link.lines(path, {**headers, **leave.headers}, body, max(first_byte_s, deadline_s))
             async with aclosing(opened) as chunks:  # type: ignore[type-var]
-                try:
-                    first = await _first_within(chunks, first_byte_s, owner.name)
-                except LinkError as err:
-                    failed += 1
-                    wait = owner.again_in_s(leave, failed, *owner.refused(leave, err), end_s)
-                    if wait < 0:
+                with closing(Patience()) as patience:
+                    try:
+                        first = await self._first(patience, chunks, first_byte_s)
+                    except LinkError as err:
+                        failed += 1
+                        wait = owner.again_in_s(leave, failed, *owner.refused(leave, err), end_s)
+                        if wait < 0:
+                            raise
+                    except BaseException:
+                        owner.breaker.dropped(owner.clock())
                         raise
-                except BaseException:
-                    owner.breaker.dropped(owner.clock())
-                    raise
-                else:
-                    owner.answered(leave, 200, {})
-                    if first is None:
-                        return
-                    yield first
-                    async with aclosing(self._rest(chunks, min(deadline_s, owner.phases.between_s), end_s)) as rest:
-                        async for chunk in rest:
+                    else:
+                        owner.answered(leave, 200, {})
+                        chunk, between_s = first, min(deadline_s, owner.phases.between_s)
+                        while chunk is not None:
                             yield chunk
-                    return
+                            chunk = await self._next(patience, chunks, between_s, end_s)
+                        return
             await owner.sleep(wait)
 
-    async def _rest(self, chunks: AsyncIterator[bytes], between_s: float, end_s: float) -> AsyncGenerator[bytes, None]:
-        owner, patience = self.owner, Patience()
+    async def _first(self, patience: Patience, chunks: AsyncIterator[bytes], seconds: float) -> bytes | None:
+        """The first chunk, or None for an answer without any."""
         try:
-            while True:
-                left_s = end_s - owner.clock()
-                if left_s <= 0:
-                    raise LinkTimeout(f"{owner.name} took longer than the {owner.phases.total_s:g} s of a request")
-                limit_s = min(between_s, left_s)
-                try:
-                    chunk = await patience.wait(anext(chunks, None), limit_s)
-                except TimeoutError as err:
-                    raise LinkTimeout(f"{owner.name} was silent for {limit_s:.1f} s in its answer") from err
-                if chunk is None:
-                    return
-                yield chunk
+            return await patience.wait(anext(chunks, None), seconds)
+        except TimeoutError as err:
+            raise LinkTimeout(f"{self.name} sent no first byte within {seconds:.1f} s") from err
+
+    async def _next(
+        self, patience: Patience, chunks: AsyncIterator[bytes], between_s: float, end_s: float
+    ) -> bytes | None:
+        """A further chunk, or None at the end."""
+        owner = self.owner
+        try:
+            left_s = end_s - owner.clock()
+            if left_s <= 0:
+                raise LinkTimeout(f"{owner.name} took longer than the {owner.phases.total_s:g} s of a request")
+            limit_s = min(between_s, left_s)
+            try:
+                return await patience.wait(anext(chunks, None), limit_s)
+            except TimeoutError as err:
+                raise LinkTimeout(f"{owner.name} was silent for {limit_s:.1f} s in its answer") from err
         except LinkError:
             owner.breaker.failed(owner.clock())
             raise
-        finally:
-            patience.close()
 
     async def open(self, path: str) -> FrameStream:
         """As the provider says."""
@@ -294,12 +297,3 @@ class _TenantLink:
 
     async def close(self) -> None:
         """The way belongs to the provider."""
-
-
-async def _first_within(chunks: AsyncIterator[bytes], seconds: float, name: str) -> bytes | None:
-    """The first chunk, or None for an answer without any."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await anext(chunks, None)
-    except TimeoutError as err:
-        raise LinkTimeout(f"{name} sent no first byte within {seconds:.1f} s") from err

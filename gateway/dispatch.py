@@ -76,6 +76,15 @@ def sides(targets: Sequence[TargetView], constraints: Constraints) -> tuple[Targ
     return local, remote
 
 
+def alone(name: str, policy: DispatchPolicy) -> DispatchPlan:
+    """What `plan` says where this target alone may answer: nothing is weighed then."""
+    return DispatchPlan(((name, 0.0),), policy.start, _preferred(policy))
+
+
+def _preferred(policy: DispatchPolicy) -> str:
+    return f"policy.dispatch.start = {policy.start}"
+
+
 def plan(
     prompt_tokens: int,
     targets: Sequence[TargetView],
@@ -95,14 +104,14 @@ def plan(
         return DispatchPlan((), "none", constraints.reason or "no target has the model")
     order = _ordered(_up(allowed), policy)
     if policy.start == "race":
-        return DispatchPlan(_race_starts(order, prompt_tokens, patience_s), "race", "policy.dispatch.start = race")
+        return DispatchPlan(_race_starts(order, prompt_tokens, patience_s), "race", _preferred(policy))
     after_s = 0.0
     starts = [(order[0].name, after_s)]
     for before, view in pairwise(order):
         after_s += patience(before, prompt_tokens, patience_s)
         starts.append((view.name, after_s))
     skipped = [view.name for view in allowed if view not in order]
-    reason = f"policy.dispatch.start = {policy.start}" + (f"; resting: {', '.join(skipped)}" if skipped else "")
+    reason = _preferred(policy) + (f"; resting: {', '.join(skipped)}" if skipped else "")
     return DispatchPlan(tuple(starts), policy.start, reason)
 
 

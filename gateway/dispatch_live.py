@@ -91,9 +91,18 @@ class Dispatcher:
     ) -> DispatchPlan:
         """The starts of one request; see Plans.plan."""
         found = self.plans.plan(model, prompt_tokens, targets, constraints, draw, policy, patience_s)
+        self._wake()
+        return found
+
+    def alone(self, model: str, prompt_tokens: int, name: str, policy: DispatchPolicy) -> DispatchPlan:
+        """The start of a request that one target alone may answer; see Plans.alone."""
+        found = self.plans.alone(model, prompt_tokens, name, policy)
+        self._wake()
+        return found
+
+    def _wake(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FIRST_S, self._tick)
-        return found
 
     def stop(self) -> None:
         """No timer after this."""

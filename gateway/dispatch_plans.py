@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from attrs import define, evolve, field, frozen
 
 from gateway.context import Constraints
-from gateway.dispatch import DispatchPlan, dispatch, sides
+from gateway.dispatch import DispatchPlan, alone, dispatch, sides
 from gateway.dispatch_cost import Costs, Workload, costs, regime_of, with_energy
 from gateway.dispatch_lengths import LengthHistory
 from gateway.dispatch_table import DispatchTable, Regime, make_table
@@ -98,10 +98,18 @@ class Plans:
             history = learnt.values.setdefault(server.name, ValueHistory())
             asked = (server.name, 0.0) in found.starts
             history.add(prompt_tokens, device.prefill_seconds(prompt_tokens), device.queue_s, asked)
+        self._count(learnt, prompt_tokens)
+        return found
+
+    def alone(self, model: str, prompt_tokens: int, name: str, policy: DispatchPolicy) -> DispatchPlan:
+        """The start of a request that one target alone may answer; its length is learnt like any other."""
+        self._count(self._of(model), prompt_tokens)
+        return alone(name, policy)
+
+    def _count(self, learnt: _Learnt, prompt_tokens: int) -> None:
         # A few steps now: a second's requests counted at once would hold up those that come then.
         learnt.lengths.add(prompt_tokens)
         learnt.asked = True
-        return found
 
     def refresh(
         self, views: Callable[[str], Sequence[TargetView]], policy: DispatchPolicy, power: PowerState

@@ -73,9 +73,12 @@ class OpenAIFront:
         return await self._door.answer(caller, parse_completion(body), self._wire, "openai")
 
     def _wire(self, answer: Answer) -> OpenAIWire:
-        prefix = "chatcmpl" if answer.request.endpoint == "chat" else "cmpl"
-        created_s = int(self._door.wall().unix_s)
-        return OpenAIWire(openai_wire.head_for(answer.request, f"{prefix}-{answer.context.id}", created_s))
+        def head() -> openai_wire.AnswerHead:
+            prefix = "chatcmpl" if answer.request.endpoint == "chat" else "cmpl"
+            created_s = int(self._door.wall().unix_s)
+            return openai_wire.head_for(answer.request, f"{prefix}-{answer.context.id}", created_s)
+
+        return OpenAIWire(head)
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings, by the first allowed target whose engine was seen to embed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from attrs import define, field, frozen
 
@@ -33,14 +33,16 @@ DRY_S = 0.5
 
 
 IDLE_S = 5.0
-"""A tenant that did not ask for so long holds no block here."""
+"""A tenant that did not ask for so long holds no block of requests or tokens here, and no places ahead."""
+
+IDLE_MONEY_S = 60.0
+"""The same of money, which is drawn through a synced disk: who asks now and then does not wait for that each time."""
 
 PLACE_PARTS = 8
 """Places are leased ahead by this part of the limit."""
 
 
-@frozen
-class Moment:
+class Moment(NamedTuple):
     """One instant on both clocks: monotonic for waits, wall (unix) for windows that processes share."""
 
     clock_s: float
@@ -350,7 +352,8 @@ class Account:
             slot = block.meter.slot(at.unix_s)
             if not block.good_at(slot):
                 self._turn(block, slot)
-            idle = at.clock_s - self.used_s > IDLE_S
+            rest_s = IDLE_MONEY_S if block.meter.dimension in MONEY else IDLE_S
+            idle = at.clock_s - self.used_s > rest_s
             keep = 0 if idle else block.meter.cap // BLOCK_PARTS[block.meter.dimension]
             if block.left > keep:
                 self.returns.append(Change(self.tenant.name, block.meter.dimension, block.slot, keep - block.left))

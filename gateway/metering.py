@@ -18,6 +18,7 @@ from gateway.ledger import Bill, Change, Draw, Ledger, LedgerError
 from gateway.limits import MONEY, Account, Held, Moment, Need, Refusal, Shortage, day_of, month_of
 from gateway.ports import Estimate, Spent
 from gateway.quotas import NANO_PER_USD, Tenant, nano_usd
+from links.turns import Turns
 from protocol.clock import Clock, WallClock
 from protocol.errors import BudgetExceeded, MidstreamError, RateLimited, TooLarge
 from protocol.events import BudgetAlert, Emit, LimitHit, ignore
@@ -30,6 +31,11 @@ LEASE_TTL_S = 10.0
 
 FREE_SHARES = 8
 """One tenant may have up to eight times the places that are free: alone 8/9 of all, two of them 8/17 each."""
+
+_RATE_HEADERS = {
+    name: (f"x-ratelimit-limit-{name}", f"x-ratelimit-remaining-{name}", f"x-ratelimit-reset-{name}")
+    for name in ("requests", "tokens")
+}
 
 MAX_ROUNDS = 64
 """Turns at the ledger of one request; each halves what is left, so more means that somebody else is always quicker."""
@@ -75,6 +81,7 @@ class MeteredLimits:
         self._emit = emit
         self._room = room
         self._running = 0
+        self._turns = Turns()
         self._entries: dict[str, _Entry] = {}
         self._bills: dict[tuple[str, int], Bill] = {}
         self._task: asyncio.Task[None] | None = None
@@ -158,16 +165,16 @@ class MeteredLimits:
 
     def headers(self, account: Account) -> dict[str, str]:
         """x-ratelimit-*, as OpenAI names them, of the limits that the tenant has."""
-        now = self._now()
+        unix_s = self._wall().unix_s
         found: dict[str, str] = {}
         for block in account.blocks:
             meter = block.meter
-            if meter.dimension in MONEY:
-                continue
-            left = block.left + (block.room or 0) if block.good_at(meter.slot(now.unix_s)) else meter.cap
-            found[f"x-ratelimit-limit-{meter.dimension}"] = str(meter.cap)
-            found[f"x-ratelimit-remaining-{meter.dimension}"] = str(max(0, left))
-            found[f"x-ratelimit-reset-{meter.dimension}"] = f"{meter.reset_s(now.unix_s):.2f}s"
+            names = _RATE_HEADERS.get(meter.dimension)
+            if names is not None:
+                left = block.left + (block.room or 0) if block.good_at(meter.slot(unix_s)) else meter.cap
+                limit, remaining, reset = names
+                found[limit], found[remaining] = str(meter.cap), str(max(0, left))
+                found[reset] = f"{meter.reset_s(unix_s):.2f}s"
         return found
 
     def charged(self, account: Account, spent: Spent) -> None:
@@ -214,6 +221,7 @@ class MeteredLimits:
         if entry.fetching is None:
             entry.fetching = asyncio.get_running_loop().create_task(self._ask(entry))
         await asyncio.shield(entry.fetching)
+        await self._turns.mine()  # those that waited together go on one by one, as they came
 
     async def _ask(self, entry: _Entry) -> None:
         draws, entry.draws = tuple(entry.draws.values()), {}

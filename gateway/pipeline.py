@@ -254,16 +254,19 @@ class TextWay:
     def _plan(
         self, chat: ChatRequest, targets: Sequence[Target], routed: Routed, policy: Policy
     ) -> dispatch.DispatchPlan:
-        now_s, start = self.ports.clock(), routed.start or policy.dispatch.start
-        views = [self.board.view(target, chat.model, now_s, chat.prompt) for target in targets]
+        started = self._started(policy.dispatch, routed.start or policy.dispatch.start)
         prompt_tokens = prompt_bytes(chat.prompt) // BYTES_PER_TOKEN
+        if len(targets) == 1 and not targets[0].local:  # a local one's queue is looked at all the same, for its rates
+            return self.dispatcher.alone(chat.model, prompt_tokens, targets[0].name, started)
+        now_s = self.ports.clock()
+        views = [self.board.view(target, chat.model, now_s, chat.prompt) for target in targets]
         return self.dispatcher.plan(
             chat.model,
             prompt_tokens,
             views,
             routed.constraints,
             self.ports.draw(),
-            self._started(policy.dispatch, start),
+            started,
             policy.migration.stall_s,
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from protocol.errors import ProtocolError
@@ -86,6 +87,7 @@ class RelayEvents:
         return renamed(block, self._here)
 
 
+@lru_cache(maxsize=64)
 def dump_text(text: str) -> bytes:
     """A JSON string."""
     return json.dumps(text, ensure_ascii=False).encode()

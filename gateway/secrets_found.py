@@ -40,7 +40,8 @@ MAX_SEARCHED = 512
 
 _IN_ADDRESS = re.compile(r"://[^\s/@:]{1,64}:([^\s/@]{1,128})@")
 MAX_IN_ADDRESS = 3 + 64 + 1 + 128
-_WORDS = ("key", "secret", "token", "pass", "pwd", "密码", "口令", "密钥", "令牌")
+_KEY = "key"
+_WORDS = (_KEY, "secret", "token", "pass", "pwd", "密码", "口令", "密钥", "令牌")
 SAID = re.compile(
     r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?key|token|passw(?:or)?d|passphrase|pwd|密码|口令|密钥|令牌)"
     r"[\"']?\s{0,3}(?:is\s|是|为|[:=\uff1a\uff1d])\s{0,3}[\"'`]?([A-Za-z0-9+/_\-.~!#$%^&*@=]{6,200})",
@@ -101,12 +102,13 @@ def after_words(text: str) -> Iterator[re.Match[str]]:
     if len(lowered) != len(text):  # one character became two: places are not those of the text
         yield from SAID.finditer(text)
         return
-    places = sorted({at for word in words for at in _places_of(word, lowered)})
+    places = sorted({(at, word) for word in words for at in _places_of(word, lowered)})
     done = 0
-    for at in places:
+    for at, word in places:
         if at < done:
             continue
-        starts = range(max(done, at - MAX_BEFORE_WORD), at + 1)
+        # What is said of a key has a word before it; of the others the match begins with them.
+        starts = range(max(done, at - MAX_BEFORE_WORD) if word == _KEY else at, at + 1)
         found = next((one for start in starts if (one := SAID.match(text, start, at + MAX_SAID))), None)
         if found is not None:
             done = found.end()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from gateway.answer import Answer
@@ -18,9 +19,14 @@ class OpenAIWire:
     headers: Mapping[str, str] = sse.HEADERS
     ping = sse.PING
 
-    def __init__(self, head: AnswerHead) -> None:
-        self._head = head
+    def __init__(self, make_head: Callable[[], AnswerHead]) -> None:
+        self._make_head = make_head
         self._text_offset = 0
+
+    @cached_property
+    def _head(self) -> AnswerHead:
+        """Made for the first chunk of ours: an answer that a provider's bytes are given on of has none."""
+        return self._make_head()
 
     def begin(self, answer: Answer) -> bytes:
         if self._head.endpoint != "chat":

@@ -143,7 +143,7 @@ class LeanHttpLink:
         return until_s
 
     async def _begun(self, request: bytes, until_s: float) -> HttpWire:
-        """A connection on which the answer's head has come. Raises TimeoutError after `until_s`.
+        """A connection on which the answer has begun. Raises TimeoutError after `until_s`.
 
         A kept connection that the server closed without a byte of an answer is replaced once: it went away as we wrote.
         """
@@ -157,7 +157,7 @@ class LeanHttpLink:
             try:
                 wire.limit(until_s)
                 wire.begin(request)
-                await wire.head()
+                await wire.begun()
                 return wire
             except LinkClosed:
                 self._give_back(wire)

@@ -36,11 +36,16 @@ PATIENCE_S = 0.25
 UNSENT_POLL_S = 0.02
 """At a stop, between looks whether clients have taken what was written."""
 
+MAX_KNOWN_NAMES, MAX_KNOWN_CHARS = 512, 64
+"""Names of headers that are kept, so that each is looked at once: clients send the same ones all the time."""
+
 _START = re.compile(r"(GET|POST|PUT|PATCH|DELETE) (/|(?:/[\w~:-][\w.~:-]*)+) HTTP/1\.1", re.ASCII)
-_FIELDS = re.compile(r"(?:\r\n[\w!#$%&'*+.^`|~-]+:[\t -~]*)*", re.ASCII)
+_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _NOT_PLAIN = frozenset({"transfer-encoding", "upgrade", "expect", "trailer", "te", "sec-websocket-key"})
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _NO_BODY = frozenset({204, 304})
+_TYPE, _LENGTH = "content-type", "content-length"
+_TYPE_CHARS, _LENGTH_CHARS = len(_TYPE), len(_LENGTH)
 
 
 @frozen
@@ -61,22 +66,37 @@ def head_of(data: bytes) -> Head | None:
     block = data[:end]
     if end > MAX_HEAD_BYTES or not block.isascii():
         return None
-    text = block.decode("ascii")
-    start = _START.match(text)
-    if start is None or _FIELDS.fullmatch(text, start.end()) is None:
+    first, *lines = block.decode("ascii").split("\r\n")
+    start = _START.fullmatch(first)
+    if start is None:
         return None
-    lines = text.split("\r\n")
     headers: dict[str, str] = {}
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip(" \t")
-    if len(headers) != len(lines) - 1 or not _NOT_PLAIN.isdisjoint(headers) or "host" not in headers:
+    for line in lines:
+        name, colon, value = line.partition(":")
+        lower = _lower_names.get(name) or _lower_name(name)
+        if not (colon and lower and (value.isprintable() or value.replace("\t", " ").isprintable())):
+            return None
+        headers[lower] = value.strip(" \t")
+    if len(headers) != len(lines) or not _NOT_PLAIN.isdisjoint(headers) or "host" not in headers:
         return None
     length = headers.get("content-length", "0")
     keeps = headers.get("connection", "keep-alive").lower()
     if not length.isdigit() or len(length) > 9 or keeps not in ("keep-alive", "close"):
         return None
     return Head(start[1], start[2], headers, end + 4, end + 4 + int(length), keeps != "close")
+
+
+def _lower_name(name: str) -> str:
+    """A header's name in lower case, empty for what is none; names that came before are known at once."""
+    if _NAME.fullmatch(name) is None:
+        return ""
+    lower = name.lower()
+    if len(_lower_names) < MAX_KNOWN_NAMES and len(name) <= MAX_KNOWN_CHARS:
+        _lower_names[name] = lower
+    return lower
+
+
+_lower_names: dict[str, str] = {}
 
 
 def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, keeps: bool) -> bytes:
@@ -87,11 +107,13 @@ def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, 
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
     typed = measured = False
     for name, value in headers.items():
-        low = name.lower()
-        typed = typed or low == "content-type"
-        measured = measured or low == "content-length"
-        if size_bytes is None or low != "content-length":
-            lines.append(f"{name}: {value}")
+        if len(name) == _TYPE_CHARS and name.lower() == _TYPE:
+            typed = True
+        elif len(name) == _LENGTH_CHARS and name.lower() == _LENGTH:
+            measured = True
+            if size_bytes is not None:
+                continue
+        lines.append(f"{name}: {value}")
     if status not in _NO_BODY:
         if not typed:
             lines.append("content-type: application/octet-stream")
@@ -109,7 +131,10 @@ def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, 
 
 def _declared(headers: Mapping[str, str]) -> int | None:
     """The length of a stream that its handler knows beforehand, as for a file."""
-    return next((int(value) for name, value in headers.items() if name.lower() == "content-length"), None)
+    for name, value in headers.items():
+        if len(name) == _LENGTH_CHARS and name.lower() == _LENGTH:
+            return int(value)
+    return None
 
 
 class Dates:
@@ -191,6 +216,8 @@ class PlainConnection(asyncio.Protocol):
         self._paused = False
         self._drained: asyncio.Future[None] | None = None
         self._held = b""
+        """Of a stream's answer: its head, until it leaves."""
+        self._alone: asyncio.Handle | None = None
 
     def finish(self) -> None:
         """Close it, now or after the request that runs."""
@@ -229,7 +256,7 @@ class PlainConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
-        self._held = b""
+        self._drop_held()
         if self.running is not None:
             self.running.cancel()
         self.resume_writing()
@@ -332,7 +359,7 @@ class PlainConnection(asyncio.Protocol):
 
     async def _stream(self, body: AsyncIterator[bytes], head: bytes, declared: int | None) -> None:
         self._held, sent = head, 0
-        alone = self._loop.call_later(HOLD_HEAD_S, self._let_go)
+        self._alone = self._loop.call_soon(self._hold)  # a first part that is there already needs no timer
         try:
             async for part in body:
                 if part:
@@ -346,12 +373,24 @@ class PlainConnection(asyncio.Protocol):
             self._let_go(b"0\r\n\r\n" if declared is None else b"")
             await self._written()
         finally:
-            alone.cancel()
+            self._drop_held()
+
+    def _hold(self) -> None:
+        """The first part is not there yet: the head waits a moment for it."""
+        self._alone = self._loop.call_later(HOLD_HEAD_S, self._let_go)
 
     def _let_go(self, part: bytes = b"") -> None:
-        held, self._held = self._held, b""
-        if data := held + part:
-            self._transport.write(data)
+        if held := self._held:
+            self._drop_held()
+            part = held + part
+        if part:
+            self._transport.write(part)
+
+    def _drop_held(self) -> None:
+        self._held = b""
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
 
     async def _written(self) -> None:
         """Return when there is room for more. Raises TimeoutError for a client that does not read, however little."""

@@ -23,7 +23,7 @@ _NO_BODY = frozenset({204, 304})
 
 
 class HttpWire(asyncio.Protocol):
-    """A connection. `begin` a request, await `head`, then `read` until it gives b"". Then it may be used again."""
+    """A connection. `begin` a request, await `begun`, then `read` until it gives b"". Then it may be used again."""
 
     def __init__(self, peer: str) -> None:
         self.status = 0
@@ -82,8 +82,11 @@ class HttpWire(asyncio.Protocol):
         else:
             self._timer = loop.call_at(self._until_s, self._look)
 
-    async def head(self) -> None:
-        """Return when `status` and `headers` are those of the answer. Raises LinkClosed or LinkError."""
+    async def begun(self) -> None:
+        """Return when `status` and `headers` are those of the answer and its body has begun, or is empty.
+
+        A head by itself wakes nobody. Raises LinkClosed or LinkError.
+        """
         while self._state == "head":
             await self._wait()
 
@@ -156,7 +159,8 @@ class HttpWire(asyncio.Protocol):
         except (ValueError, LinkError) as err:
             self._error = err if isinstance(err, LinkError) else LinkError(f"{self._peer} answers nonsense: {err}")
             self._transport.abort()
-        self._tell()
+        if self._parts or self._state == "idle" or self._error is not None:
+            self._tell()  # else there is nothing to be done with what came
 
     def _take(self, data: bytes) -> None:
         if self._state == "idle":

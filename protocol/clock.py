@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
-from attrs import frozen
+from typing import NamedTuple
 
 Clock = Callable[[], float]
 """Monotonic seconds; only differences mean anything."""
 
 
-@frozen
-class WallTime:
+class WallTime(NamedTuple):
     """Seconds since the Unix epoch, and whether the clock is known to be set."""
 
     unix_s: float

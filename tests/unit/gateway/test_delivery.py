@@ -28,7 +28,7 @@ FAST = GatewaySettings(hold_headers_s=0.05, ping_every_s=0.02, drain_s=0.05)
 
 
 def wire_of(answer: Answer) -> OpenAIWire:
-    return OpenAIWire(head_for(answer.request, "id", 1))
+    return OpenAIWire(lambda: head_for(answer.request, "id", 1))
 
 
 class Desk:

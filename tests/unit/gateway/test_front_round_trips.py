@@ -115,7 +115,7 @@ def plain(request: TextRequest) -> Any:
 
 
 WIRES: dict[str, Callable[[Answer], Wire]] = {
-    "openai": lambda answer: OpenAIWire(head_for(answer.request, "id", 1)),
+    "openai": lambda answer: OpenAIWire(lambda: head_for(answer.request, "id", 1)),
     "anthropic": lambda answer: AnthropicWire("msg_1"),
     "ollama": lambda answer: OllamaWire("m", chat=True, now=lambda: "2026-01-01T00:00:00Z", clock=lambda: 0.0),
 }

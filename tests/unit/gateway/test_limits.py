@@ -252,7 +252,24 @@ def test_an_idle_tenant_holds_no_block() -> None:
     assert asyncio.run(house.ledger.taken("acme", "day", day_of(UNIX_S))) == 20
     house.clock.advance(6.0)
     house.tell()
+    assert asyncio.run(house.ledger.taken("acme", "day", day_of(UNIX_S))) == 20, "who asks now and then keeps a block"
+    house.clock.advance(60.0)
+    house.tell()
     assert asyncio.run(house.ledger.taken("acme", "day", day_of(UNIX_S))) == 5
+
+
+def test_an_idle_tenant_holds_no_tokens_after_seconds() -> None:
+    (house,) = processes(1, tokens_per_min=800)
+    held = house.reserve(Need(5, 0))
+    assert isinstance(held, Held)
+    slot = house.account.blocks[0].slot
+    house.account.settle(held, Need(5, 0))
+    house.clock.advance(1.0)
+    house.tell()
+    assert asyncio.run(house.ledger.taken("acme", "tokens", slot)) == 100
+    house.clock.advance(6.0)
+    house.tell()
+    assert asyncio.run(house.ledger.taken("acme", "tokens", slot)) == 5
 
 
 def test_slots_of_days_and_months_follow_the_calendar() -> None:

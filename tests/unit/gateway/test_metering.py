@@ -102,6 +102,23 @@ async def test_five_hundred_at_once_get_no_more_than_the_cap_by_few_questions() 
         assert await at.taken_today() == 100 * 4_000_000
 
 
+async def test_requests_that_waited_for_the_ledger_go_on_one_by_one() -> None:
+    async with metered(acme(usd_per_day=1.0)) as at:
+        seen: list[tuple[str, int]] = []
+
+        async def request(number: int) -> None:
+            one = await at.limits.reserve(ACME, Estimate("m", 1, 1, 0.0001))
+            seen.append(("admitted", number))
+            await asyncio.sleep(0)  # what it asked for comes with the next turn
+            seen.append(("spoke", number))
+            await one.release()
+
+        await asyncio.gather(*(request(number) for number in range(8)))
+        assert [number for what, number in seen if what == "admitted"] == list(range(8)), "in the order of coming"
+        for number in range(6):
+            assert seen.index(("spoke", number)) < seen.index(("admitted", number + 2))
+
+
 async def test_settle_and_release_count_once() -> None:
     async with metered(acme(max_concurrent=1, usd_per_day=1.0)) as at:
         one = await at.limits.reserve(ACME, Estimate("m", 1, 1, 0.5))

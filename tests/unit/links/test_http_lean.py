@@ -101,7 +101,7 @@ def test_an_answer_that_is_none_ends_the_connection(data: bytes) -> None:
 
 
 async def _again(wire: HttpWire) -> None:
-    await wire.head()
+    await wire.begun()
     while await wire.read():
         pass
     raise wire._error or AssertionError("it was taken for an answer")
