@@ -71,10 +71,11 @@ class StopScanner:
         return self._take(len(data), data) if self.hit is None else []
 
     def _find(self, data: bytes) -> tuple[str, int] | None:
-        hits = [(data.find(raw), stop) for stop, raw in self._stops if raw in data]
+        """The stop string that is whole first, and where it begins: the same one however the answer is divided."""
+        hits = [(at + len(raw), at, stop) for stop, raw in self._stops if (at := data.find(raw)) >= 0]
         if not hits:
             return None
-        at, stop = min(hits, key=lambda hit: hit[0])
+        _, at, stop = min(hits)
         return stop, at
 
     def _begun_bytes(self, data: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.stops import Owned, Piece, StopScanner
@@ -33,9 +33,10 @@ def divide(data: bytes, cuts: list[int]) -> list[bytes]:
     stops=st.lists(st.text(alphabet="abé日", min_size=1, max_size=4), max_size=3),
     cuts=st.lists(st.integers(0, 80), max_size=30),
 )
+@example(text="baa", stops=["a", "baa"], cuts=[2])
 def test_any_division_gives_the_text_before_the_first_stop(text: str, stops: list[str], cuts: list[int]) -> None:
-    places = [text.index(stop) for stop in stops if stop in text]
-    expected = text[: min(places)] if places else text
+    places = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
+    expected = text[: min(places)[1]] if places else text  # of the one that is whole first
     scanner = StopScanner(stops)
     pieces = scan(scanner, owned(divide(text.encode(), cuts)))
     assert "".join(piece.text for piece in pieces) == expected
