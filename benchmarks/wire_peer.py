@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from cloud_stub.certificates import issue_server, make_ca
 from engines.port import TensorAnswer
+from links.event_loop import run_on
 from links.http_server import serve
 from links.shaped import ShaperProxy
 from links.tls import server_context
@@ -133,4 +134,5 @@ async def shape() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])) if len(sys.argv) == 2 else shape())
+    # The far end is a coordinator, which runs on uvloop where the extra `fast` is installed.
+    run_on("auto", main(Path(sys.argv[1])) if len(sys.argv) == 2 else shape())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -163,6 +164,7 @@ class FrameConnection:
 
     def __init__(self, stream: FrameStream, sink: Sink, credit_bytes: int = CREDIT_BYTES) -> None:
         self._stream = stream
+        self._counting = stream if isinstance(stream, CountingStream) else None
         self._sink = sink
         self._clock = sink.clock
         self._credit_bytes = credit_bytes
@@ -178,6 +180,7 @@ class FrameConnection:
         self._greeted_s = 0.0
         self._count = 0
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._tasks: list[asyncio.Task[None]] = []
         self.lost: MidstreamError | None = None
 
@@ -262,13 +265,16 @@ class FrameConnection:
         self._asked[request] = asked
 
         def head(data: bytes | memoryview) -> Ask:
-            return evolve(ask, deadline_ms=max(1, round(1000 * (ends_s - self._clock()))), data=data)
+            deadline_ms = max(1, round(1000 * (ends_s - self._clock())))
+            return Ask(ask.model, ask.id, deadline_ms, ask.tensors, ask.packed_bytes, data)
 
         message = Outgoing(
-            request, head, views,
-            lambda at: self._meter.began(request, asked.up_bytes, self._clock(), at),
-            lambda at: self._meter.ended(request, at),
-        )  # fmt: skip
+            request,
+            head,
+            views,
+            on_begin=lambda at: self._meter.began(request, asked.up_bytes, self._clock(), at),
+            on_end=lambda at: self._meter.ended(request, at),
+        )
         asked.posted_s = self._clock()
         self._sender.post(message)
         try:
@@ -287,7 +293,7 @@ class FrameConnection:
             self._sender.say(request, Cancel())
 
     def _moved(self) -> int | None:
-        return self._stream.acknowledged() if isinstance(self._stream, CountingStream) else None
+        return self._counting.acknowledged() if self._counting is not None else None
 
     def _number(self) -> int:
         while True:
@@ -383,6 +389,9 @@ class FrameConnection:
             asked.done.set_result(whole)
 
     def _free(self, size_bytes: int) -> None:
+        if threading.get_ident() == self._thread:
+            self._freed(size_bytes)
+            return
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             self._loop.call_soon_threadsafe(self._freed, size_bytes)
 

@@ -17,7 +17,7 @@ FRAGMENT_BYTES = 256 << 10
 """A small message waits for at most this much of a large one."""
 
 LARGE_BYTES = 16 << 10
-"""From here on a message tells a rate: a request is acknowledged, an answer's head leaves before its data."""
+"""From here on a message tells a rate: a request by its acknowledgement, an answer by its head, which leaves first."""
 
 FAIR_PART = 4
 """One frame in this many belongs to the oldest message, so that many small ones never starve a large one."""
@@ -37,13 +37,15 @@ def pack(tensors: Sequence[Tensor]) -> bytes:
 class Outgoing:
     """One message on its way out.
 
-    views: its data. head: makes the first frame around the data it carries, at the moment it leaves. on_begin and
-    on_end are told the bytes that the sender had sent before the first and after the last frame.
+    views: its data. head: makes the first frame around the data it carries, at the moment it leaves. timed: where the
+    data is large, the head goes before it, so that the far end can tell how long it took. on_begin and on_end are told
+    the bytes that the sender had sent before the first and after the last frame.
     """
 
     request: int
     head: Callable[[bytes | memoryview], Ask | Answer]
     views: deque[memoryview]
+    timed: bool = False
     on_begin: Callable[[int], None] = lambda sent_bytes: None
     on_end: Callable[[int], None] = lambda sent_bytes: None
     begun: bool = False
@@ -54,8 +56,8 @@ class Outgoing:
         self.left_bytes = sum(len(view) for view in self.views)
 
     def frame(self, room_bytes: int) -> tuple[bytes, int]:
-        """The next frame with at most `room_bytes` of data, and how much it took. A large message's head goes alone."""
-        alone = not self.begun and self.left_bytes >= LARGE_BYTES
+        """The next frame with at most `room_bytes` of data, and how much it took."""
+        alone = self.timed and not self.begun and self.left_bytes >= LARGE_BYTES
         data = b"" if alone else self._take(min(room_bytes, FRAGMENT_BYTES))
         flags = (LAST if self.left_bytes == 0 else 0) | (WAITED if self.waited else 0)
         part = Data(data) if self.begun else self.head(data)

@@ -85,8 +85,11 @@ class FramesEndpoint:
         connection, life, opened_s = None, None, 0.0
         try:
             async with asyncio.timeout(deadline_s):
-                connection = await self._connected()
-                life, opened_s = connection.sign_of_life(), self._sink.clock() - began_s
+                connection = self._open_now()
+                if connection is None:
+                    connection = await self._connected()
+                    opened_s = self._sink.clock() - began_s
+                life = connection.sign_of_life()
                 answer = await connection.ask(ask, inputs, began_s + deadline_s, on_answer, packed=packed)
         except TimeoutError as err:
             timeout = LinkTimeout(
@@ -97,6 +100,8 @@ class FramesEndpoint:
                 connection.abandon(timeout)
             raise timeout from err
         self._wait_s = answer.wait_s
+        if not opened_s:
+            return answer
         return evolve(answer, wire=evolve(answer.wire, connect_s=answer.wire.connect_s + opened_s))
 
     def compressing(self) -> TensorEndpoint | None:
@@ -124,12 +129,15 @@ class FramesEndpoint:
         counted = before is not None and before[1] is not None
         return counted and connection.sign_of_life() == before and self._sink.clock() - since_s >= SILENT_S
 
+    def _open_now(self) -> FrameConnection | None:
+        connection = self._connection
+        return connection if connection is not None and connection.lost is None else None
+
     async def _connected(self) -> FrameConnection:
         async with self._opening:
-            connection = self._connection
-            if connection is not None and connection.lost is None:
-                return connection
-            self._connection = None
+            if (usable := self._open_now()) is not None:
+                return usable
+            connection, self._connection = self._connection, None
             if connection is not None:
                 # Beside: a peer that is gone does not answer the goodbye, and nobody should wait for it.
                 task = asyncio.create_task(connection.close(), name="tensor-frames-close")

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from links.patience import Patience
 from links.port import MAX_FRAME_BYTES
 from links.progress import acknowledged
 from protocol.errors import LinkClosed, LinkError, TooLarge
@@ -31,6 +32,7 @@ class WebSocketFrames:
         client = isinstance(socket, aiohttp.ClientWebSocketResponse)
         self._connection: Any = socket.get_extra_info("socket") if client else None
         self._acknowledged = acknowledged(socket)
+        self._patience = Patience()  # one timer: the library's own costs more than reading a small frame
 
     def acknowledged(self) -> int | None:
         """Bytes of frames that the peer's system has acknowledged, WebSocket's and TLS's own included."""
@@ -50,7 +52,7 @@ class WebSocketFrames:
         silent = 0
         while True:
             try:
-                message = await self._socket.receive(timeout=self._heartbeat_s)
+                message = await self._patience.wait(self._socket.receive(), self._heartbeat_s)
             except TimeoutError as err:
                 silent += 1
                 if silent >= _SILENT_BEATS:
@@ -99,6 +101,7 @@ class WebSocketFrames:
             raise LinkClosed(f"{self._peer} closed the frame stream") from err
 
     async def _drop(self, code: int) -> None:
+        self._patience.close()
         try:
             async with asyncio.timeout(2.5):
                 await self._socket.close(code=code)

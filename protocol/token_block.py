@@ -41,6 +41,9 @@ class Writer:
 
     def varint(self, value: int) -> None:
         """Unsigned LEB128, below 2**63."""
+        if 0 <= value <= 0x7F:  # most are
+            self.out.append(value)
+            return
         if not 0 <= value < 1 << 63:
             raise ProtocolError(f"{value} does not fit a varint")
         while value > 0x7F:
@@ -85,6 +88,10 @@ class Reader:
         return self.data[self.at - size_bytes : self.at]
 
     def varint(self, field: str, most: int = (1 << 63) - 1) -> int:
+        at, data = self.at, self.data
+        if at < len(data) and (byte := data[at]) < 0x80 and byte <= most:  # most are
+            self.at = at + 1
+            return byte
         value = 0
         for number in range(MAX_VARINT_BYTES):
             byte = self.take(1, field)[0]

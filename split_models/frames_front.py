@@ -195,8 +195,10 @@ class _Stream:
         except MidstreamError as err:
             self._refuse(framed.request, err)
             return
-        self._sender.say(framed.request, Received(self._now_us()))
+        received = Received(self._now_us())
+        # Before the news of its arrival: an answer that is there at once leaves together with it.
         held.task = asyncio.create_task(self._answer(framed.request, held), name="tensor-frames-answer")
+        self._sender.say(framed.request, received)
 
     async def _answer(self, request: int, held: _Held) -> None:
         try:
@@ -218,7 +220,7 @@ class _Stream:
         def head(data: bytes | memoryview) -> Answer:
             return Answer(served.digest, wait_us, compute_us, told, packed_bytes, data)
 
-        self._sender.post(Outgoing(request, head, views, on_end=partial(self._left, request, held)))
+        self._sender.post(Outgoing(request, head, views, timed=True, on_end=partial(self._left, request, held)))
 
     async def _served(self, held: _Held) -> tuple[Served, tuple[TensorHead, ...], deque[memoryview]]:
         ask = held.ask

@@ -126,7 +126,8 @@ class Service:
             served = await self._by_runner(runner, request, encoded, deadline_s)
         else:
             served = await self._reported(request, self._here(shown, request, encoded, deadline_s))
-        return evolve(served, outputs=wanted_outputs(served.outputs, request))
+        outputs = wanted_outputs(served.outputs, request)
+        return served if outputs is served.outputs else evolve(served, outputs=outputs)
 
     async def _here(self, shown: Shown, request: InferRequest, encoded: bytes | None, deadline_s: float) -> Served:
         if encoded is not None:
