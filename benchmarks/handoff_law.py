@@ -3,19 +3,28 @@
 A one-shot pass by one build of llama.cpp judges what several builds made; each rounds in its own way. So a token that
 lies too far below the best one there goes to the engine that made it, freshly started, which reads the same prefix in
 one go. Answers that nobody moved are measured alike: they tell what rounding alone does.
+
+A token that lies too far below there too is a violation, as the law is written. Such a one is also read as it went: the
+prefix up to the seam as the engine was given it, then the engine's own tokens one by one. llama.cpp rounds differently
+by how many tokens it reads at once, always the same for the same: a token that is the best one there is what the engine
+makes of exactly this prefix. What it still had of the beginning is not known, so that a few ways are tried.
+
+What the target writes behind a seam is its own greedy continuation of a text that another model wrote. `alone` has the
+target continue the same text, as its prompt and moved by nobody: what `nll_ratio` is more than that is the handoff's.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile, zip_longest
 from pathlib import Path
 
 from attrs import evolve
 
-from benchmarks.handoff_plan import PROMPTS
+from benchmarks.handoff_plan import PROMPTS, Pair
 from benchmarks.handoff_report import Likelihood, Outcome
-from benchmarks.handoff_score import NATS, Oracle, Own, Scored, Suspect, own_pass
+from benchmarks.handoff_score import NATS, Oracle, Own, Scored, Suspect, as_it_went, own_pass
 from benchmarks.handoff_stage import CONTEXT_TOKENS, Actor
 from protocol.text import Token
 
@@ -24,6 +33,12 @@ ORACLE_S = 4.0
 
 OWN_PASSES_SHARE = 0.25
 """Of the time for scoring, kept for the engines' own passes; each takes some 50 ms on a quiet machine."""
+
+ALONE_SHARE = 0.2
+"""Of the time for scoring, at most, to have targets go on from prompts, about a second each on a quiet machine."""
+
+MOST_ALONE = 24
+"""Of all answers that moved between two models; in turns of the pairs and of both ways."""
 
 
 class Law:
@@ -41,6 +56,8 @@ class Law:
         self._suspects: list[tuple[Outcome | None, Suspect]] = []
         self._worst: dict[bool, dict[str, float]] = {True: {}, False: {}}
         self._own_over = 0
+        self._over: list[tuple[Outcome | None, Suspect]] = []
+        self._went: list[tuple[bool, float]] = []
 
     def keys(self) -> dict[str, object]:
         """Worst distances in nats by engine and model, and how often somebody was asked twice."""
@@ -48,9 +65,24 @@ class Law:
             "over_in_first_pass": sum(outcome is not None for outcome, _ in self._suspects),
             "own_over_in_first_pass": sum(outcome is None for outcome, _ in self._suspects),
             "own_over": self._own_over,
+            "over_as_it_went": sum(moved and nats > NATS for moved, nats in self._went),
+            "own_over_as_it_went": sum(not moved and nats > NATS for moved, nats in self._went),
+            "nats_worst_as_it_went": max((round(nats, 3) for _, nats in self._went), default=None),
             "nats_worst": {name: round(nats, 3) for name, nats in sorted(self._worst[True].items())},
             "nats_worst_own": {name: round(nats, 3) for name, nats in sorted(self._worst[False].items())},
         }
+
+    async def alone(self, outcomes: Sequence[Outcome], end_s: float) -> None:
+        """Have targets that another model's answer moved to go on from the same text as their prompt."""
+        end_s -= (1 - ALONE_SHARE) * max(0.0, end_s - time.monotonic())
+        for outcome in chosen_for_alone(outcomes):
+            if time.monotonic() > end_s:
+                self.notes.append("there was no time for all answers that were to go on from their prompts")
+                return
+            before, after = outcome.at_last_seam()
+            prompt = outcome.plan.prompt + b"".join(token.data for token in before).decode("utf-8", "replace")
+            made, _ = await self._last_actor(outcome).run(prompt, len(after))
+            outcome.alone = [token for token in made if token.data and token.id is not None]
 
     def score(self, outcomes: Sequence[Outcome], files: Mapping[str, Path], end_s: float) -> None:
         """Likelihoods of all answers, and the tokens that are to be asked about; blocks."""
@@ -78,6 +110,28 @@ class Law:
                     self._cut_short(f"there was no time to ask {name} about all tokens; the first pass counts")
                 in_time = time.monotonic() <= end_s
                 self.settle(outcome, suspect, await own_pass(actor, suspect) if in_time else suspect.nats)
+        for outcome, suspect in self._over:
+            await self._read_again(outcome, suspect, end_s)
+
+    async def _read_again(self, outcome: Outcome | None, suspect: Suspect, end_s: float) -> None:
+        """In the ways it may have gone, each by a new process, until the token is the best one; what there was no time
+        for counts as over the bound.
+        """
+        actor, nearest, tried = self._actors[suspect.actor], suspect.nats, 0
+        for way in suspect.ways():
+            if time.monotonic() > end_s:
+                self._cut_short("there was no time to read again all prefixes of tokens over the bound")
+                break
+            actor.kill()
+            await actor.revive()
+            nearest, tried = min(nearest, await as_it_went(actor, suspect, way)), tried + 1
+            if nearest <= 0.0:
+                break
+        self._went.append((outcome is not None, nearest))
+        self.notes.append(
+            f"{suspect.nats:.2f} nats below in the first pass, {suspect.actor}: {nearest:.3f} as it went "
+            f"({tried} ways tried), {len(suspect.ids) - suspect.given} tokens of its own behind {suspect.given}"
+        )
 
     def _cut_short(self, note: str) -> None:
         self.complete = False
@@ -105,20 +159,22 @@ class Law:
         return self._actors[pair.device if side == "device" else pair.cloud]
 
     def _score_one(self, own: Own, outcome: Outcome, actor: Actor) -> None:
-        tokens, side = [o.token for o in outcome.owned if o.token.data], outcome.owned[-1].side
-        at = max((n + 1 for n, o in enumerate(outcome.owned) if o.side != side), default=0)
-        before, after = _before(own.oracle, outcome, tokens[:at]), tokens[at:]
+        read_tokens, after = outcome.at_last_seam()
+        before = _before(own.oracle, outcome, read_tokens)
         scored = own.oracle.score(outcome.plan.prompt, before, [t.id for t in after if t.id is not None])
-        self._suspects += [(outcome, suspect) for suspect in scored.suspects(actor.name, before, after)]
+        read = _read(own.oracle, outcome, read_tokens, before)
+        self._suspects += [(outcome, suspect) for suspect in scored.suspects(actor.name, before, after, read)]
         self._seen(outcome, actor.name, max((nats for nats in scored.nats if nats <= NATS), default=0.0))
         if outcome.clean and outcome.moved and after:
             _compare(own, outcome, scored, len(before))
+            _compare_alone(own, outcome, read_tokens, len(before))
 
     def settle(self, outcome: Outcome | None, suspect: Suspect, nats: float) -> None:
         """What the engine itself says of a token; without an outcome it is of an answer that nobody moved."""
         self._seen(outcome, suspect.actor, nats)
         if nats <= NATS:
             return
+        self._over.append((outcome, suspect))
         wrong = (
             f"a token of {suspect.actor} lies {nats:.2f} nats below its own best one (first pass: {suspect.nats:.2f})"
         )
@@ -140,6 +196,15 @@ def _before(oracle: Oracle, outcome: Outcome, tokens: Sequence[Token]) -> list[i
     return oracle.ids(b"".join(token.data for token in tokens)) if tokens else []
 
 
+def _read(oracle: Oracle, outcome: Outcome, tokens: Sequence[Token], before: Sequence[int]) -> list[int]:
+    """Where in `before` the target had read it up to when it was given more."""
+    found = []
+    for count in outcome.reads:
+        part = _before(oracle, outcome, tokens[:count])
+        found.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(part, before, strict=False))))
+    return found
+
+
 def _compare(own: Own, outcome: Outcome, scored: Scored, at: int) -> None:
     """How likely a stitched answer and its end are, beside the target's own answers."""
     number, size = outcome.plan.number % len(PROMPTS), len(scored.nll)
@@ -153,3 +218,24 @@ def _compare(own: Own, outcome: Outcome, scored: Scored, at: int) -> None:
             outcome.rest = likelihood
         else:
             outcome.whole = likelihood
+
+
+def _compare_alone(own: Own, outcome: Outcome, before: Sequence[Token], at: int) -> None:
+    """The same of what the target made of the same text as its prompt."""
+    if not outcome.alone:
+        return
+    prompt = outcome.plan.prompt + b"".join(token.data for token in before).decode("utf-8", "replace")
+    scored = own.oracle.score(prompt, [], [token.id for token in outcome.alone if token.id is not None])
+    own_nll = own.nll(outcome.plan.number % len(PROMPTS), at, at + len(scored.nll))
+    if own_nll is not None:
+        outcome.alone_rest = Likelihood(sum(scored.nll) / len(scored.nll), own_nll)
+
+
+def chosen_for_alone(outcomes: Sequence[Outcome], most: int = MOST_ALONE) -> list[Outcome]:
+    """Clean moves between two models, each pair and way in its turn, at most so many."""
+    by_way: dict[tuple[Pair, bool], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.clean and outcome.moved and outcome.plan.pair.crosses == "other model" and outcome.at_last_seam()[1]:
+            by_way.setdefault((outcome.plan.pair, outcome.plan.to_cloud), []).append(outcome)
+    turns = zip_longest(*by_way.values())
+    return [outcome for turn in turns for outcome in turn if outcome is not None][:most]

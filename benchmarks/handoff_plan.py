@@ -7,13 +7,23 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Literal
 
-from attrs import evolve, frozen
+from attrs import define, evolve, frozen
 
 from benchmarks.handoff_stage import Phase
 
 SMOL, GEMMA = "smollm2-135m", "gemma3-270m"
 RTTS_S = (0.02, 0.06, 0.15)
 REMADE_RATIO = 1.1
+"""Answers to make over those that were planned: some end before their move or kill."""
+
+TOKENS, QUICK_TOKENS = (40, 64), (18, 24)
+"""An answer has so many tokens at least and at most, as time allows."""
+
+CLEAN, KILLS, ALONE = 100, 100, 24
+QUICK_CLEAN, QUICK_KILLS, QUICK_ALONE = 3, 4, 1
+QUICK_PROMPTS = 2
+KILLS_FIRST_RATIO = 0.8
+"""Of the kills, those that are needed for 20 in each phase: with the clean moves they come before the others."""
 
 PROMPTS = (
     "Once upon a time, in a land of rivers and mills, there lived an old woman who",
@@ -87,39 +97,63 @@ class Plan:
 
 
 def plans(quick: bool, draw: random.Random) -> list[Plan]:
-    """Clean moves, kills and answers that stay, mixed; the same for the same seed."""
-    clean, kills, alone = (6, 8, 2) if quick else (100, 108, 30)
+    """Clean moves, kills and answers that stay, mixed; the same for the same seed. What may be missing when the time is
+    over, some of the kills, comes last.
+    """
+    clean, kills, alone = (QUICK_CLEAN, QUICK_KILLS, QUICK_ALONE) if quick else (CLEAN, KILLS, ALONE)
     rtts_s = (0.06,) if quick else RTTS_S
     combos = [(pair, to_cloud, rtt_s) for rtt_s in rtts_s for pair in pairs(quick) for to_cloud in (True, False)]
     strikes = [(phase, VICTIMS[(place + turn) % 3]) for turn in range(3) for place, phase in enumerate(PHASES)]
     found: list[Plan] = []
-    for number in range(clean + kills + alone):
-        pair, to_cloud, rtt_s = combos[number % len(combos)]
-        plan = Plan(number, pair, to_cloud, rtt_s, 32 if quick else 64, draw.randint(6, 12 if quick else 28))
+    for place in range(clean + kills + alone):
+        pair, to_cloud, rtt_s = combos[place % len(combos)]
+        # Those of a quick run share a few prompts, to which each engine's own answers are known.
+        number = place // QUICK_PROMPTS * len(PROMPTS) + place % QUICK_PROMPTS if quick else place
+        most, latest = (QUICK_TOKENS[1], 8) if quick else (TOKENS[1], 28)
+        plan = Plan(number, pair, to_cloud, rtt_s, most, draw.randint(6, latest))
         if draw.random() < 1 / 3:
             plan = evolve(plan, stall=(draw.uniform(0.1, 1.0), draw.uniform(0.1, 0.4)))
         found.append(plan)
-    draw.shuffle(found)
+    if not quick:  # those few have each way once among the kills, and moves of both kinds
+        draw.shuffle(found)
     for place, (phase, victim) in enumerate(strikes[n % len(strikes)] for n in range(kills)):
         found[place] = evolve(
             found[place], victim=victim, phase=phase, late_s=draw.uniform(0, found[place].rtt_s / 2), stall=None
         )
-    for place in range(kills, kills + alone):
+    for place in range(kills + clean, len(found)):
         found[place] = evolve(found[place], moves=False)
-    draw.shuffle(found)
+    last = [] if quick else found[round(KILLS_FIRST_RATIO * kills) : kills]
+    mixed = [plan for plan in found if plan not in last]
+    draw.shuffle(mixed)
     # A run that is ended early has some of each.
-    first = [next(plan for plan in found if wanted(plan)) for wanted in (_stays, _moves_by_ids)]
-    return [*first, *(plan for plan in found if plan not in first)]
+    first = [next(plan for plan in mixed if wanted(plan)) for wanted in (_stays, _moves_by_ids)]
+    return [*first, *(plan for plan in mixed if plan not in first), *last]
 
 
-def longest_answer(reader_tokens_per_s: Sequence[float], answers: int, ahead_tokens: int, seconds: float) -> int:
-    """Tokens that answers may have so that all are made in time, 64 at most and 40 at least: the reader sets the pace.
+@define
+class Pace:
+    """How long answers may be so that all are made in time: the reader sets the pace, and what an answer takes beside
+    its reading (kills, new processes, stalls, measurements) is learnt from those that were made.
 
-    reader_tokens_per_s: by pair. ahead_tokens: what an answer's end does not wait for. REMADE_RATIO is for those that
-    are made again.
+    tokens: at least and at most. ahead_tokens: what an answer's end does not wait for.
     """
-    each_s = seconds / (answers * REMADE_RATIO)
-    return int(min(64.0, max(40.0, ahead_tokens + each_s / mean(1.0 / rate for rate in reader_tokens_per_s))))
+
+    tokens: tuple[int, int]
+    ahead_tokens: int
+    beside_s: float = 1.5
+    answers: int = 0
+
+    def took(self, seconds: float, tokens: int, reader_tokens_per_s: float) -> None:
+        """One more answer, with all that was done for it."""
+        self.answers += 1
+        beside_s = max(0.0, seconds - max(0, tokens - self.ahead_tokens) / reader_tokens_per_s)
+        self.beside_s += (beside_s - self.beside_s) / (self.answers + 1)
+
+    def longest(self, reader_tokens_per_s: Sequence[float], answers: int, seconds: float) -> int:
+        """Tokens that each of so many answers may have. reader_tokens_per_s: by pair."""
+        reading_s = max(0.0, seconds / (answers * REMADE_RATIO) - self.beside_s)
+        tokens = self.ahead_tokens + reading_s / mean(1.0 / rate for rate in reader_tokens_per_s)
+        return int(min(self.tokens[1], max(self.tokens[0], tokens)))
 
 
 def _stays(plan: Plan) -> bool:

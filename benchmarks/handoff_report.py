@@ -5,6 +5,11 @@ at the same places, over all pairs. What stands before the seam was written befo
 forbids to change it: between two models it is as likely under the target as their words are alike, whoever moves
 answers. `nll_ratio_whole` counts it too. Both stand beside by how answers cross.
 
+`nll_ratio_unmoved_same_prefix` is the same of some of the answers that moved between two models, but of what the target
+makes when nobody moves anything: asked to go on from the prompt with the source's text behind it. The law fixes what it
+writes there, so that this ratio is one of the two models; `nll_ratio_to_same_prefix`, moved over not moved for the same
+answers, is what the handoff itself adds (1: nothing).
+
 `id_bytes_ratio` is of all frames that carry an answer's ids to a target, the header of Prepare included, over the same
 frames with the same batches as UTF-8 text behind the same headers, whole or short, as each crossed;
 `id_bytes_ratio_whole_frames` counts the request in Prepare too (prompt, sampling), which is the same on both sides and
@@ -13,17 +18,18 @@ crosses however the answer does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from attrs import define, field
 
 from benchmarks.handoff_plan import CROSSINGS, PHASES, VICTIMS, Plan
 from benchmarks.handoff_score import Judged, ratio_of_means, text_bytes
-from benchmarks.handoff_stage import Batch
+from benchmarks.handoff_stage import Batch, Generation
 from benchmarks.report import percentile
 from gateway.pacing import DeliveryMeter
 from gateway.stops import Owned
+from protocol.text import Token
 
 
 @define
@@ -36,7 +42,11 @@ class Likelihood:
 
 @define
 class Outcome:
-    """One answer as it went. `struck`: the kill happened. `whole`, `rest`: of all of it, and behind the last seam."""
+    """One answer as it went. `struck`: the kill happened. `whole`, `rest`: of all of it, and behind the last seam.
+
+    reads: tokens of the answer that its last target had read when it was given more. alone: what that target makes of
+    the text before the last seam as its prompt, if it was asked; alone_rest: of that.
+    """
 
     plan: Plan
     r_c: float
@@ -51,6 +61,25 @@ class Outcome:
     batches: list[Batch] = field(factory=list)
     whole: Likelihood | None = None
     rest: Likelihood | None = None
+    reads: tuple[int, ...] = ()
+    alone: list[Token] = field(factory=list)
+    alone_rest: Likelihood | None = None
+
+    @property
+    def _last_seam(self) -> int:
+        sides = [one.side for one in self.owned]
+        return max((n for n in range(1, len(sides)) if sides[n] != sides[n - 1]), default=0)
+
+    def at_last_seam(self) -> tuple[list[Token], list[Token]]:
+        """The answer before its last change of sides, and behind it; tokens without text apart."""
+        at = self._last_seam
+        before, after = ([one.token for one in part if one.token.data] for part in (self.owned[:at], self.owned[at:]))
+        return before, after
+
+    def reads_of(self, made: Mapping[str, Sequence[Generation]]) -> tuple[int, ...]:
+        """How the one that made the end of the answer was given what is before it. made: by side, in order."""
+        found = [one for one in made[self.owned[-1].side] if one.at == self._last_seam] if self.owned else []
+        return tuple(found[-1].reads) if found else ()
 
     @property
     def clean(self) -> bool:
@@ -84,6 +113,7 @@ def answer_keys(outcomes: Sequence[Outcome]) -> dict[str, object]:
         "id_bytes_ratio_whole_frames": _bytes_ratio(id_batches, lambda _: 0),
         "tokens_per_id_frame": fmean(len(b.tokens) for b in id_batches) if id_batches else None,
         **_nll_ratios(moved),
+        **_same_prefix(moved),
         "migrations_clean": len(moved),
         "kills": len(killed),
         **{f"kills_{phase}": sum(o.plan.phase == phase for o in killed) for phase in PHASES},
@@ -103,6 +133,17 @@ def _nll_ratios(moved: Sequence[Outcome]) -> dict[str, object]:
             crosses: _ratio([part for pair, part in parts if pair.crosses == crosses]) for crosses in CROSSINGS
         }
     return found
+
+
+def _same_prefix(moved: Sequence[Outcome]) -> dict[str, object]:
+    """What targets make of the same text when nobody moves an answer."""
+    both = [(o.rest, o.alone_rest) for o in moved if o.rest is not None and o.alone_rest is not None]
+    to_alone = ratio_of_means([rest.nll for rest, _ in both], [alone.nll for _, alone in both])
+    return {
+        "nll_ratio_unmoved_same_prefix": _ratio([alone for _, alone in both]),
+        "nll_ratio_to_same_prefix": None if to_alone is None else round(to_alone, 4),
+        "same_prefix_answers": len(both),
+    }
 
 
 def _ratio(parts: Sequence[Likelihood | None]) -> float | None:

@@ -23,6 +23,7 @@ from protocol.text import Sampling, TextRequest, Token
 NATS = 0.25
 """How far below the best token of a one-shot pass over the same prefix a token may lie."""
 
+PASS_S = 30.0
 SHOWN = 20
 """Best tokens that an engine tells in its own pass; one that is none of them lies too far below."""
 
@@ -94,7 +95,9 @@ def text_bytes(batch: Batch) -> int:
 class Suspect:
     """A token that lies too far below the best one of the first pass: the engine that made it is asked itself.
 
-    ids: prompt and answer before it. nats: how far it lies below in the first pass.
+    ids: prompt and answer before it; the engine was given the first `given` of them, and made the others itself. nats:
+    how far it lies below in the first pass. reads: places up to which the engine had read what it was given before it
+    was given more; the prompt's end first.
     """
 
     actor: str
@@ -102,6 +105,18 @@ class Suspect:
     token: int
     data: bytes
     nats: float
+    given: int
+    reads: tuple[int, ...] = ()
+
+    def ways(self) -> list[tuple[int, ...]]:
+        """Places up to which the engine may have read what it was given, one after the other: at once or as it was
+        given it, with or without the first token that it made meanwhile, and with a beginning that its cache still had.
+        """
+        told = self.reads[1:]
+        parts = [told, (*told, *(place + 1 for place in told)), ()]
+        begun = [(), (1,), (2,), self.reads[:1], (1, *self.reads[:1])]
+        found = [(*first, *then, self.given) for then in parts for first in begun]
+        return list(dict.fromkeys(tuple(sorted({n for n in way if 0 < n <= self.given})) for way in found))
 
 
 @frozen
@@ -112,11 +127,15 @@ class Scored:
     nats: tuple[float, ...]
     head: tuple[int, ...] = field(repr=False)
 
-    def suspects(self, actor: str, before: Sequence[int], after: Sequence[Token]) -> list[Suspect]:
-        """Those of the later tokens that lie further below than the law allows."""
+    def suspects(
+        self, actor: str, before: Sequence[int], after: Sequence[Token], read: Sequence[int] = ()
+    ) -> list[Suspect]:
+        """Those of the later tokens that lie further below than the law allows. read: of `before`, as in Suspect."""
         ids = [token.id for token in after if token.id is not None]
+        given = (*self.head, *before)
+        reads = (len(self.head), *(len(self.head) + place for place in read))
         return [
-            Suspect(actor, (*self.head, *before, *ids[:place]), ids[place], after[place].data, nats)
+            Suspect(actor, (*given, *ids[:place]), ids[place], after[place].data, nats, len(given), reads)
             for place, nats in enumerate(self.nats)
             if nats > NATS
         ]
@@ -205,12 +224,34 @@ class Asked(Protocol):
 
 async def own_pass(actor: Asked, suspect: Suspect) -> float:
     """How far the token lies below the best one when its engine itself reads the same prefix in one go."""
+    return _below(await _next(actor, suspect.ids), suspect)
+
+
+async def as_it_went(actor: Asked, suspect: Suspect, way: Sequence[int]) -> float:
+    """How far the token lies below the best one when its engine, which has nothing of it in its cache, reads the same
+    prefix as it did then: what it was given by `way`, then its own tokens one by one, whatever it would choose now.
+
+    Each request finds the one before in the engine's cache, and evaluates the rest: one token alone, as decoding does.
+    """
+    sizes = [*way, *range(suspect.given + 1, len(suspect.ids) + 1)]
+    for size in sizes[:-1]:
+        await _next(actor, suspect.ids[:size])
+    return _below(await _next(actor, suspect.ids), suspect)
+
+
+async def _next(actor: Asked, ids: tuple[int, ...]) -> Token:
+    """What the engine holds for best behind `ids`, with what else was likely."""
     sampling = Sampling(max_tokens=1, logprobs=SHOWN)
-    continuation = await actor.prepare(TextRequest(actor.model, suspect.ids, sampling), 30.0)
+    continuation = await actor.prepare(TextRequest(actor.model, ids, sampling), PASS_S)
     try:
-        best = await anext(continuation.start(0, 2))
+        best: Token = await anext(continuation.start(0, 2))
     finally:
         await continuation.close()
+    return best
+
+
+def _below(best: Token, suspect: Suspect) -> float:
+    """Nats from the suspect to the best one; infinite for one that is not among the likely ones."""
     if best.id == suspect.token:
         return 0.0
     found = [logprob for data, logprob in best.alternatives if data == suspect.data]

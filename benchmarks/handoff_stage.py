@@ -42,10 +42,13 @@ Phase = Literal["prepare", "extend", "cut-over", "after"]
 
 @define
 class Generation:
-    """What one continuation of an engine was given, and what it made."""
+    """What one continuation of an engine was given, and what it made. reads: tokens of `prefix` whenever it had read
+    what it was given so far.
+    """
 
     prefix: list[Token]
     made: list[Token] = field(factory=list)
+    reads: list[int] = field(factory=list)
 
     @property
     def at(self) -> int:
@@ -112,7 +115,7 @@ class Actor:
         return await self._engine.capabilities()
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        generation = Generation(list(request.prefix))
+        generation = Generation(list(request.prefix), reads=[len(request.prefix)])
         return _Recorded(self, generation, await self._engine.prepare(request, deadline_s))
 
     async def tokenize(self, data: bytes) -> tuple[int, ...]:
@@ -142,6 +145,7 @@ class _Recorded(WrappedContinuation):
     async def extend(self, tokens: Sequence[Token]) -> None:
         await self._inner.extend(tokens)
         self._generation.prefix.extend(tokens)
+        self._generation.reads.append(len(self._generation.prefix))
 
     async def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         self._actor.generations.append(self._generation)

@@ -1,9 +1,9 @@
 """A burst of batched answers against interactive work on one device.
 
-The cloud's batching jumps from 30 to 1,000 answers: they leave at once, over a real WebSocket, and each needs real
-post-processing here, while a user's requests go on. With the bound, answers are worked on by a small executor and by
-the reader of their own stream (engines/laned.py), both with less claim to a core than the user's work; without it,
-every answer is read at once and waits in the queue that the user's work also waits in. Both ways take turns.
+The cloud's batching jumps from 30 to 1,000 answers (300 in a quick run): they leave at once, over a real WebSocket, and
+each needs real post-processing here, while a user's requests go on. With the bound, answers are worked on by a small
+executor and by the reader of their own stream (engines/laned.py), both with less claim to a core than the user's work;
+without it, every answer is read at once and waits in the queue of the user's work. Both ways take turns.
 
 "Calm" is the time before the jump: a batch of 30 answers a second. "Idle" is no batches at all.
 
@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from benchmarks.burst_device import Device, Tally, arrive
 from benchmarks.burst_server import GATE_PATH, STATE_PATH
@@ -34,10 +34,23 @@ from split_models.partition_onnx import Partitioner
 from split_models.prepare_onnx import prepare
 
 MODEL = "ppocr-v4-det"
-BEFORE, AFTER = 30, 1_000
-CALM_S, IDLE_S = 10.0, 6.0
+BEFORE = 30
 BATCH_EVERY_S = 1.0
 """In calm times a batch of BEFORE answers comes this often."""
+
+
+@frozen
+class Size:
+    """How long each phase is, how many answers the burst has, and how many pairs of stretches there are."""
+
+    idle_s: float
+    calm_s: float
+    answers: int
+    repeats: int
+
+
+FULL = Size(idle_s=6.0, calm_s=10.0, answers=1_000, repeats=5)
+QUICK = Size(idle_s=1.5, calm_s=3.0, answers=300, repeats=1)
 
 
 @frozen
@@ -97,19 +110,19 @@ class Cloud:
         self._process.wait(10)
 
 
-async def stretch(folder: Path, cloud: Cloud, side: int, *, bounded: bool, scale: float, seed: int) -> Stretch:
+async def stretch(folder: Path, cloud: Cloud, side: int, *, bounded: bool, size: Size, seed: int) -> Stretch:
     """Idle, calm, burst, on a device of its own."""
     device = Device(folder, cloud.url, side, bounded=bounded)
     link = HttpLink("control", cloud.url)
     try:
         await device.start()
         idle, calm, burst = Tally(), Tally(), Tally()
-        await _for(device, idle, IDLE_S * scale, seed)
+        await _for(device, idle, size.idle_s, seed)
         await cloud.gate(link, BEFORE)
-        lost = await _calm(device, calm, CALM_S * scale, seed)
-        await cloud.gate(link, AFTER + 1)
-        asked = [asyncio.create_task(device.bulk_answer()) for _ in range(AFTER)]
-        await cloud.gathered(link, AFTER)
+        lost = await _calm(device, calm, size.calm_s, seed)
+        await cloud.gate(link, size.answers + 1)
+        asked = [asyncio.create_task(device.bulk_answer()) for _ in range(size.answers)]
+        await cloud.gathered(link, size.answers)
         stop = asyncio.Event()
         arrivals = asyncio.create_task(arrive(device, burst, stop, seed))
         began_s = time.monotonic()
@@ -128,7 +141,7 @@ async def stretch(folder: Path, cloud: Cloud, side: int, *, bounded: bool, scale
         calm_s=tuple(calm.latencies_s),
         burst_s=tuple(burst.latencies_s),
         peak_queue=device.bulk.metrics().peak_waiting,
-        done_per_s=(AFTER + sum(moment <= ended_s for moment in burst.done_s)) / (ended_s - began_s),
+        done_per_s=(size.answers + sum(moment <= ended_s for moment in burst.done_s)) / (ended_s - began_s),
         seconds=ended_s - began_s,
         lost=lost + sum(tally.asked - len(tally.latencies_s) for tally in tallies),
     )
@@ -155,21 +168,22 @@ async def _calm(device: Device, tally: Tally, seconds: float, seed: int) -> int:
     return sum(isinstance(answer, BaseException) for answer in await asyncio.gather(*batches, return_exceptions=True))
 
 
-def compare(repeats: int, scale: float, side: int) -> tuple[dict[str, object], list[str]]:
+def compare(size: Size, side: int) -> tuple[dict[str, object], list[str]]:
     """Both ways in turns; medians over the repeats."""
     found: dict[bool, list[Stretch]] = {True: [], False: []}
     with tempfile.TemporaryDirectory(prefix="midstream-burst-") as name:
         write_models(Path(name), side)
         cloud = Cloud(Path(name))
         try:
-            for turn in range(repeats):
+            for turn in range(size.repeats):
                 for bounded in (True, False) if turn % 2 == 0 else (False, True):
-                    seen = asyncio.run(stretch(Path(name), cloud, side, bounded=bounded, scale=scale, seed=turn))
+                    seen = asyncio.run(stretch(Path(name), cloud, side, bounded=bounded, size=size, seed=turn))
                     found[bounded].append(seen)
                     _show(turn, bounded, seen)
         finally:
             cloud.close()
-    return _keys(found[True], found[False])
+    keys, notes = _keys(found[True], found[False])
+    return {**keys, "answers": size.answers, "repeats": size.repeats}, notes
 
 
 def _keys(bound: list[Stretch], free: list[Stretch]) -> tuple[dict[str, object], list[str]]:
@@ -191,8 +205,6 @@ def _keys(bound: list[Stretch], free: list[Stretch]) -> tuple[dict[str, object],
         "p99_burst_ms": 1000 * percentile(burst, 0.99),
         "burst_seconds": statistics.median(s.seconds for s in bound),
         "interactive_requests": len(burst),
-        "answers": AFTER,
-        "repeats": len(bound),
     }
     notes = [
         f"P99 in the burst over calm, each repeat for itself: {spread([s.p99_ratio() for s in bound])}",
@@ -221,12 +233,15 @@ def _show(turn: int, bounded: bool, s: Stretch) -> None:
 def main() -> None:
     """Command line."""
     parser = arguments("A burst of batched answers against interactive work, with and without the bound.")
-    parser.add_argument("--repeats", type=int, help="pairs of stretches (default 5, 1 with --quick)")
+    parser.add_argument(
+        "--repeats", type=int, help=f"pairs of stretches (default {FULL.repeats}, {QUICK.repeats} with --quick)"
+    )
     parser.add_argument("--side", type=int, default=160, help="pixels of the model's square input")
     options = parser.parse_args()
-    scale = 0.3 if options.quick else 1.0
-    keys, notes = compare(options.repeats or (1 if options.quick else 5), scale, options.side)
-    publish("split_burst", keys, options.json, notes)
+    size = QUICK if options.quick else FULL
+    keys, notes = compare(evolve(size, repeats=options.repeats or size.repeats), options.side)
+    few = f"a sample: bursts of {QUICK.answers} answers and few requests; the figures are those of the full run"
+    publish("split_burst", keys, options.json, [few, *notes] if options.quick else notes)
 
 
 if __name__ == "__main__":

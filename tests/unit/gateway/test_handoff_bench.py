@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 from attrs import define, evolve, field
 
-from benchmarks.handoff_law import Law
-from benchmarks.handoff_plan import PHASES, PROMPTS, REMADE_RATIO, VICTIMS, Crossing, Plan, longest_answer, plans
+from benchmarks.handoff_law import Law, chosen_for_alone
+from benchmarks.handoff_plan import (
+    PHASES,
+    PROMPTS,
+    QUICK_PROMPTS,
+    REMADE_RATIO,
+    VICTIMS,
+    Crossing,
+    Pace,
+    Plan,
+    plans,
+)
 from benchmarks.handoff_report import Likelihood, Outcome, answer_keys
-from benchmarks.handoff_score import Judged, Scored, Suspect, judge, own_pass, text_bytes
+from benchmarks.handoff_score import Judged, Scored, Suspect, as_it_went, judge, own_pass, text_bytes
 from benchmarks.handoff_stage import Actor, Batch, Counted, Generation
 from gateway.pacing import DeliveryMeter
 from gateway.stops import Owned
@@ -147,7 +157,7 @@ def test_a_token_too_far_below_in_both_passes_breaks_the_law_and_one_that_roundi
     pair = plan_of("ids").pair
     actors = {name: Actor("llama_cpp", name.split(":")[1], Path("model.gguf")) for name in (pair.device, pair.cloud)}
     law, outcome = Law(actors, {}), moved(plan_of("ids"))
-    suspect = Suspect(pair.cloud, (1, 2), 3, b"t3 ", 0.4)
+    suspect = Suspect(pair.cloud, (1, 2), 3, b"t3 ", 0.4, 1)
     law.settle(outcome, suspect, 0.1)
     law.settle(None, suspect, 0.3)
     assert outcome.judged.violations == () and law.keys()["own_over"] == 1
@@ -159,17 +169,68 @@ def test_a_token_too_far_below_in_both_passes_breaks_the_law_and_one_that_roundi
 def test_only_tokens_beyond_the_laws_distance_are_asked_about() -> None:
     scored = Scored(nll=(1.0,) * 4, nats=(0.1, 0.26, 0.25), head=(7, 8))
     found = scored.suspects("llama_cpp:m", [1], TARGET)
-    assert found == [Suspect("llama_cpp:m", (7, 8, 1, 14), 15, b"t15 ", 0.26)]
+    assert found == [Suspect("llama_cpp:m", (7, 8, 1, 14), 15, b"t15 ", 0.26, 3, (2,))]
 
 
 async def test_the_engine_itself_tells_how_far_below_its_best_a_token_lies() -> None:
     """Asked with the ids of the prefix, as a prompt that is read in one go."""
     best = Token(0, 5, b"five", logprob=-0.5, alternatives=((b"five", -0.5), (b"six", -0.7), (b"six", -3.0)))
     engine = Scripted(best)
-    assert await own_pass(engine, Suspect("a", (1, 2), 5, b"five", 0.3)) == 0.0
-    assert await own_pass(engine, Suspect("a", (1, 2), 6, b"six", 0.3)) == pytest.approx(0.2)
-    assert await own_pass(engine, Suspect("a", (1, 2), 9, b"nine", 0.3)) == float("inf")
+    assert await own_pass(engine, Suspect("a", (1, 2), 5, b"five", 0.3, 1)) == 0.0
+    assert await own_pass(engine, Suspect("a", (1, 2), 6, b"six", 0.3, 1)) == pytest.approx(0.2)
+    assert await own_pass(engine, Suspect("a", (1, 2), 9, b"nine", 0.3, 1)) == float("inf")
     assert [request.prompt for request in engine.requests] == [(1, 2)] * 3
+
+
+async def test_a_prefix_is_read_again_as_it_went_up_to_the_seam_at_once_and_then_token_by_token() -> None:
+    best = Token(0, 5, b"five", logprob=-0.5, alternatives=((b"five", -0.5), (b"six", -0.9)))
+    engine = Scripted(best)
+    suspect = Suspect("a", (1, 2, 3, 4, 5), 6, b"six", 0.3, 3)
+    assert await as_it_went(engine, suspect, (2, 3)) == pytest.approx(0.4)
+    assert [request.prompt for request in engine.requests] == [(1, 2), (1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 5)]
+    engine.requests.clear()
+    assert await as_it_went(engine, evolve(suspect, given=5), (5,)) == pytest.approx(0.4)
+    assert [request.prompt for request in engine.requests] == [(1, 2, 3, 4, 5)], "its first token, behind the seam"
+
+
+def test_a_prefix_may_have_been_read_as_it_was_given_or_at_once_with_a_beginning_that_was_still_there() -> None:
+    ways = Suspect("a", tuple(range(40)), 1, b"", 0.3, 30, (10, 14, 22, 30)).ways()
+    assert ways[0] == (14, 22, 30) and (30,) in ways
+    assert {(1, 14, 22, 30), (10, 14, 22, 30), (14, 15, 22, 23, 30), (1, 10, 30)} <= set(ways)
+    assert all(way[-1] == 30 and list(way) == sorted(set(way)) for way in ways) and len(ways) == len(set(ways)) <= 15
+    assert Suspect("a", (1, 2, 3, 4, 5), 1, b"", 0.3, 4, (4,)).ways() == [(4,), (1, 4), (2, 4)], "nobody moved it"
+
+
+def test_how_the_last_target_was_given_the_answer_is_kept() -> None:
+    outcome = evolve(moved(plan_of("ids")), owned=ANSWER)
+    earlier, taken = Generation(SOURCE[:3], [], [3]), Generation(SOURCE[:3], TARGET, [1, 3])
+    assert outcome.reads_of({"device": [], "cloud": [earlier, taken, Generation(SOURCE, [], [5])]}) == (1, 3)
+    assert outcome.reads_of({"device": [], "cloud": []}) == ()
+
+
+def test_the_last_seam_is_where_the_side_changed_last() -> None:
+    back = evolve(moved(plan_of("ids")), owned=[*ANSWER, *owned("device", tokens(6, 27, 28))])
+    assert [[token.id for token in part] for part in back.at_last_seam()] == [[1, 2, 3, 14, 15, 16], [27, 28]]
+    assert [len(part) for part in evolve(back, owned=owned("device", SOURCE)).at_last_seam()] == [0, 5]
+    assert [len(part) for part in evolve(back, owned=[]).at_last_seam()] == [0, 0]
+
+
+def test_targets_are_asked_alone_for_each_pair_and_way_in_turn() -> None:
+    found = [plan for plan in plans(False, random.Random(1)) if plan.moves and plan.victim is None]
+    outcomes = [evolve(moved(plan), owned=ANSWER) for plan in found]
+    chosen = chosen_for_alone([*outcomes, moved(plan_of("other model"))], most=8)
+    assert {outcome.plan.pair.crosses for outcome in chosen} == {"other model"} and len(chosen) == 8
+    ways = [(outcome.plan.pair, outcome.plan.to_cloud) for outcome in chosen]
+    assert len(set(ways[:4])) == 4 and ways[:4] == ways[4:]
+
+
+def test_what_the_handoff_adds_is_told_beside_what_the_models_differ_by() -> None:
+    """Of two answers that both were made alone as well; the third was not."""
+    pair = [evolve(moved(plan_of("other model"), rest=Likelihood(rest, 1.0)), alone_rest=Likelihood(alone, 1.0))
+            for rest, alone in ((1.3, 1.2), (1.1, 1.2))]  # fmt: skip
+    keys = answer_keys([*pair, moved(plan_of("other model"), rest=Likelihood(9.0, 1.0))])
+    told = (keys["nll_ratio_unmoved_same_prefix"], keys["nll_ratio_to_same_prefix"], keys["same_prefix_answers"])
+    assert told == (1.2, 1.0, 2)
 
 
 def test_an_answer_that_ended_early_is_made_again_with_each_other_prompt() -> None:
@@ -193,6 +254,9 @@ def test_the_whole_bench_kills_everybody_in_every_phase_and_moves_both_ways() ->
         assert len(struck) >= 20 and {plan.victim for plan in struck} == set(VICTIMS)
     clean = [plan for plan in found if plan.moves and plan.victim is None]
     assert len(clean) == 100
+    assert all(plan.victim for plan in found[-20:]), "what may be missing when the time is over comes last"
+    for phase in PHASES:
+        assert sum(plan.phase == phase for plan in found[:-20]) >= 20
     assert {plan.to_cloud for plan in clean} == {True, False}
     assert {plan.rtt_s for plan in clean} == {0.02, 0.06, 0.15}
     assert {plan.pair.crosses for plan in clean} == {"ids", "text", "other model"}
@@ -200,6 +264,26 @@ def test_the_whole_bench_kills_everybody_in_every_phase_and_moves_both_ways() ->
 
 
 def test_answers_are_as_long_as_the_time_and_the_readers_pace_allow() -> None:
-    assert longest_answer([20.0], 100, 10, 3600.0) == 64
-    assert longest_answer([5.0, 5.0], 100, 10, 0.0) == 40
-    assert longest_answer([5.0, 10.0], 100, 10, 100 * REMADE_RATIO * 6.01) == 10 + 40
+    pace = Pace((40, 64), ahead_tokens=10, beside_s=0.0)
+    assert pace.longest([20.0], 100, 3600.0) == 64
+    assert pace.longest([5.0, 5.0], 100, 0.0) == 40
+    assert pace.longest([5.0, 10.0], 100, 100 * REMADE_RATIO * 6.01) == 10 + 40
+
+
+def test_what_answers_take_beside_their_reading_is_learnt() -> None:
+    pace = Pace((40, 64), ahead_tokens=10, beside_s=1.0)
+    for _ in range(200):
+        pace.took(seconds=10.0, tokens=50, reader_tokens_per_s=5.0)
+    assert pace.beside_s == pytest.approx(2.0, abs=0.01)
+    assert pace.longest([5.0], 10, 10 * REMADE_RATIO * 10.01) == 50
+    pace.took(seconds=0.1, tokens=50, reader_tokens_per_s=5.0)
+    assert pace.beside_s > 1.9, "no answer takes less than nothing beside"
+
+
+def test_a_quick_run_has_each_phase_once_and_moves_of_both_kinds() -> None:
+    found = plans(True, random.Random(1))
+    assert {plan.phase for plan in found if plan.victim} == set(PHASES) and len(found) <= 10
+    clean = [plan for plan in found if plan.moves and plan.victim is None]
+    assert {"ids", "other model"} == {plan.pair.crosses for plan in clean}
+    assert any(plan.pair.crosses == "ids" and plan.to_cloud for plan in clean), "ids cross as frames that are counted"
+    assert {plan.prompt for plan in found} == set(PROMPTS[:QUICK_PROMPTS])
