@@ -89,25 +89,35 @@ def _join(rows: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.i
 
 
 def hull(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Convex hull, counter-clockwise, by monotone chains; degenerate inputs give fewer than three points."""
+    """Convex hull, counter-clockwise, by monotone chains; degenerate inputs give fewer than three points.
+
+    Of each column only the lowest and the highest point can lie on it: half of an outline's points for either chain.
+    """
     import numpy as np
 
-    ordered = sorted({(float(x), float(y)) for x, y in points})
-    if len(ordered) < 3:
-        return np.array(ordered, dtype=np.float64)
-    chains: list[tuple[float, float]] = []
-    for sequence in (ordered, ordered[::-1]):
-        chain: list[tuple[float, float]] = []
-        for point in sequence:
-            while len(chain) > 1 and _turn(chain[-2], chain[-1], point) <= 0:
-                chain.pop()
-            chain.append(point)
-        chains.extend(chain[:-1])
-    return np.array(chains, dtype=np.float64)
+    ordered = points[np.lexsort((points[:, 1], points[:, 0]))]
+    if np.array_equal(ordered[:1], ordered[-1:]):
+        return ordered[:1]
+    edge = ordered[1:, 0] != ordered[:-1, 0]
+    low = ordered[np.concatenate(([True], edge))].tolist()
+    high = ordered[np.concatenate((edge, [True]))][::-1].tolist()
+    there = _chain([*low, ordered[-1].tolist()])
+    back = _chain([*high, ordered[0].tolist()])
+    return np.array([*there[:-1], *back[:-1]], dtype=np.float64)
 
 
-def _turn(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:
-    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+def _chain(points: list[list[float]]) -> list[list[float]]:
+    """The points at which the way past all of them turns to the left."""
+    chain: list[list[float]] = []
+    for point in points:
+        x, y = point
+        while len(chain) > 1:
+            (ax, ay), (bx, by) = chain[-2], chain[-1]
+            if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:
+                break
+            chain.pop()
+        chain.append(point)
+    return chain
 
 
 def least_rectangle(points: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, float]:
