@@ -127,6 +127,7 @@ def load(
         _take_file(path, values, labels)
     if env.get("CREDENTIALS_DIRECTORY"):
         _take_credentials(Path(env["CREDENTIALS_DIRECTORY"]), values)
+    _refuse_misspelt(env)
     for setting in SETTINGS:
         if env.get(setting.variable):
             where = f"environment variable {setting.variable}"
@@ -138,10 +139,32 @@ def load(
 
 
 def _default_file(env: Mapping[str, str]) -> Path | None:
+    """The file that the environment names, which must be there, else the first that is at a usual place."""
+    named = env.get(ENV_PREFIX + "CONFIG")
+    if named:
+        if not _is_readable(Path(named)):
+            where = f"check {ENV_PREFIX}CONFIG"
+            raise ConfigError(f"no configuration file at {named}", next_step=where, field="config")
+        return Path(named)
     home = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "/")) / ".config")
-    places = [Path(env[ENV_PREFIX + "CONFIG"])] if env.get(ENV_PREFIX + "CONFIG") else []
-    places += [home / "midstream" / "agent.toml", Path("/etc/midstream/agent.toml")]
+    places = (home / "midstream" / "agent.toml", Path("/etc/midstream/agent.toml"))
     return next((place for place in places if _is_readable(place)), None)
+
+
+def _refuse_misspelt(env: Mapping[str, str]) -> None:
+    """Clients have variables of their own with our prefix; one that is nearly a setting's was meant as that."""
+    known = [setting.variable.removeprefix(ENV_PREFIX) for setting in SETTINGS]
+    for variable in env:
+        name = variable.removeprefix(ENV_PREFIX)
+        if name == variable or name in (*known, *_OTHER_VARIABLES) or name.startswith("COORDINATOR_"):
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        if near:
+            raise ConfigError(
+                f"environment variable {variable} names no setting",
+                next_step=f"did you mean {ENV_PREFIX}{near[0]}?",
+                field=name.lower(),
+            )
 
 
 def _is_readable(place: Path) -> bool:
@@ -219,6 +242,9 @@ def _build(values: dict[str, Any], labels: Mapping[str, str], env: Mapping[str, 
     check(config.webrtc_settings)
     return config
 
+
+_OTHER_VARIABLES = ("CONFIG", "HUB_URL")
+"""Read elsewhere; no settings of the agent."""
 
 _TABLES = ("labels", "provider", "provider_models")
 

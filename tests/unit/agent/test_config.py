@@ -35,6 +35,27 @@ def test_only_loopback_is_served_unless_asked_for() -> None:
     assert load({"host": "::1"}, environ={}).host == "::1"
 
 
+def test_a_misspelt_variable_is_not_ignored() -> None:
+    for variable, meant in (("MIDSTREAM_PROT", "MIDSTREAM_PORT"), ("MIDSTREAM_STATEDIR", "MIDSTREAM_STATE_DIR")):
+        with pytest.raises(ConfigError, match=f"{variable} names no setting") as caught:
+            load(environ={variable: "1"})
+        assert meant in caught.value.next_step
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    others = {"MIDSTREAM_URL": "http://x", "MIDSTREAM_HUB_URL": "http://y", "MIDSTREAM_COORDINATOR_PORT": "1"}
+    assert load(environ=others).port == load(environ={}).port
+
+
+def test_a_file_that_the_environment_names_must_be_there(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    with pytest.raises(ConfigError, match=r"no configuration file at .*own\.toml") as caught:
+        load(environ={"MIDSTREAM_CONFIG": str(file)})
+    assert "MIDSTREAM_CONFIG" in caught.value.next_step
+    file.write_text("port = 4321\n")
+    assert load(environ={"MIDSTREAM_CONFIG": str(file)}).port == 4321
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
