@@ -226,7 +226,9 @@ until [ "$(systemctl show midstream -p ActiveState --value)" = active ]; do slee
 show status StatusText
 printf 'log_level = "debug"\\ntensor_threads = 1\\n' >>/etc/midstream/agent.toml
 systemctl reload midstream
-show reloaded StatusText
+read_again() { journalctl -u midstream --no-pager -o cat | grep -m1 "configuration read"; }
+until read_again >/dev/null; do sleep 0.2; done  # the status text may be another one again by now
+echo "reloaded: $(read_again)"
 show state ActiveState
 main=$(systemctl show midstream -p MainPID --value)
 tr '\\0' '\\n' <"/proc/$main/environ" | grep -q NOTIFY_SOCKET && echo "manager: told"
