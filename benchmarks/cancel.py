@@ -137,7 +137,8 @@ class Bench:
         request = self._ask(3)
         waiting = asyncio.create_task(self._engine.prepare(request, 60.0))
         await asyncio.sleep(self._draw.random() * 0.02)
-        inside = self._engine.load().waiting > 0 and not waiting.done()
+        # The other stream may have ended meanwhile, and its slot is this request's by right.
+        inside = self._engine.load().waiting > 0 and request.prompt not in self._watched.prompts
         timed = _Timed()
         await _cancel(waiting)
         trial = Trial("queue", inside, *timed.now())
