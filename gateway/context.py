@@ -71,8 +71,20 @@ class RequestContext:
     decided_s: float = 0.0
 
 
+_drawn: tuple[Policy, Constraints] | None = None
+"""The last policy that was asked for, by the object: it is the same one for all requests until another is in force."""
+
+
 def constraints_of(policy: Policy) -> Constraints:
     """The allowed set that a policy draws: privacy first, then the routing targets."""
+    global _drawn
+    drawn = _drawn
+    if drawn is None or drawn[0] is not policy:
+        drawn = _drawn = policy, _constraints_of(policy)
+    return drawn[1]
+
+
+def _constraints_of(policy: Policy) -> Constraints:
     if policy.privacy.local_only:
         return Constraints(True, None, "policy.privacy.local_only keeps prompts and answers on the device")
     return Constraints(False, frozenset(policy.routing.targets), "policy.routing.targets")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-TURNS_EACH = 2
-"""Of the event loop, from one begin to the next: the second one sends what the first one asks of somebody else."""
+TURNS_EACH = 1
+"""Of the event loop, from one begin until the next one is woken, which takes a turn more: in between leaves what the
+first one asks of somebody else."""
 
 
 class Turns:

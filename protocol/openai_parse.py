@@ -109,6 +109,8 @@ def parse_embeddings(body: bytes | Mapping[str, Any]) -> EmbeddingsRequest:
 
 def parse_tools(raw: Sequence[Mapping[str, Any]], choice: Any) -> tuple[tuple[Mapping[str, Any], ...], str]:
     """Definitions and the choice as ChatRequest has them; `none` takes the tools away. Raises BadRequest."""
+    if not raw and choice is None:
+        return (), "auto"
     tools = tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(raw))
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names):
@@ -237,7 +239,8 @@ def _messages(raw: Any) -> tuple[Message, ...]:
         raise BadRequest("messages must be a non-empty list", field="messages")
     if len(raw) > MAX_MESSAGES:
         raise TooLarge(f"messages has {len(raw)} entries, at most {MAX_MESSAGES} are taken", field="messages")
-    return checked_images(tuple(_message(item, f"messages[{number}]") for number, item in enumerate(raw)))
+    found = tuple([_plain(item) or _message(item, f"messages[{number}]") for number, item in enumerate(raw)])
+    return checked_images(found) if any(message.parts for message in found) else found
 
 
 def checked_images(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -248,6 +251,16 @@ def checked_images(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return messages
 
 
+def _plain(raw: Any) -> Message | None:
+    """A message of a role and a text in ASCII, as most are; None for any other."""
+    if type(raw) is not dict or len(raw) != 2:
+        return None
+    role, text = raw.get("role"), raw.get("content")
+    if type(role) is not str or role not in _ROLES or type(text) is not str or not text.isascii():
+        return None
+    return Message(_ROLES[role], text)
+
+
 def _message(raw: Any, path: str) -> Message:
     if not isinstance(raw, Mapping):
         raise BadRequest("a message must be an object", field=path)
@@ -255,7 +268,7 @@ def _message(raw: Any, path: str) -> Message:
     if not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"role must be one of {', '.join(_ROLES)}", field=f"{path}.role")
     if len(raw) == 2 and type(raw.get("content")) is str:
-        return Message(_ROLES[role], clean(raw["content"], f"{path}.content"))  # most are a role and a text
+        return Message(_ROLES[role], clean(raw["content"], f"{path}.content"))
     fields = Fields(raw, path + ".")
     listed = fields.objects("tool_calls", MAX_TOOLS)
     calls = tuple(_call(call, f"{path}.tool_calls[{number}]") for number, call in enumerate(listed))
