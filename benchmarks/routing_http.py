@@ -1,5 +1,7 @@
 """`POST /v1/route` over real sockets: the gateway in a child process on one core, the client on the other.
 
+The server runs on the loop that a coordinator takes by itself: uvloop where it is installed.
+
 python -m benchmarks.routing_http     # the server alone; prints its port, ends with its standard input
 """
 
@@ -23,7 +25,7 @@ from engines.fakes_text import FakeTextEngine
 from gateway.mount import GatewayPorts, build
 from gateway.settings import GatewaySettings
 from gateway.targets import Target
-from links.event_loop import settle
+from links.event_loop import run_on, settle
 from links.http_server import serve
 
 POLICY = Path(__file__).parents[1] / "docs" / "routing.example.yaml"
@@ -125,4 +127,4 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve())
+    run_on("auto", _serve())

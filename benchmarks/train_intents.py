@@ -1,4 +1,4 @@
-"""Fits the intent model of the gateway: a linear model over hashed words, from our own prompts and templates.
+"""Fits the intent model of the gateway: a linear model over words and pairs, from our own prompts and templates.
 
 Logistic regression by full-batch Adam, seeded, so that the same data give the same file. The strength of the
 penalty and the threshold under which the model abstains come from folds of the training half; the test half is looked
@@ -30,17 +30,17 @@ from engines.store import default_store
 from gateway import intents, second_opinion
 from gateway.memory import TextMemory
 from gateway.memory_settings import MemorySettings
-from gateway.prompt_features import Features, features
+from gateway.prompt_features import Features, Key, features, phrase_of
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 SEED = 11
-PER_TEMPLATE = 20
+PER_TEMPLATE = 40
 FOLDS = 3
 STEPS = 80
 RATE = 0.05
-PENALTIES = (5e-5, 1e-4, 2e-4)
+PENALTIES = (5e-6, 1e-5, 2e-5)
 REAL_WEIGHT = 10.0
 """A labelled prompt counts as much as this many generated ones."""
 
@@ -51,15 +51,18 @@ HEAD_STEPS, HEAD_RATE, HEAD_PENALTY, HEAD_REAL_WEIGHT = 2000, 2.0, 1e-3, 6.0
 HEAD_THRESHOLD = 0.2
 """Who is asked only about what the other one could not tell may be less sure."""
 
+DOCUMENT_SHARE = 0.5
+"""Of the generated prompts: they carry a document, whose words must not count."""
+
 LEAST_COUNT = 2
 
-LEAST_WEIGHT = 8
+LEAST_WEIGHT = 16
 """Of 127: features that weigh less for every intent are left out."""
 
 
 @frozen
 class Sparse:
-    """Rows of few entries: counts of features by the root of the number of tokens, as the gateway scales them.
+    """Rows of few entries: features that are there, by the root of the number of tokens, as the gateway scales them.
 
     rows, columns, values: one item per entry, by rows. height: rows in all, those without an entry counted.
     """
@@ -84,7 +87,7 @@ class Fitted:
     """A linear model before it is packed. weights: [features, intents]."""
 
     names: tuple[str, ...]
-    columns: dict[int, int]
+    columns: dict[Key, int]
     weights: Floats
 
     def probabilities(self, texts: Sequence[str]) -> Floats:
@@ -97,8 +100,9 @@ def fit(real: Sequence[Labelled], made: Sequence[Labelled], penalty: float) -> F
     samples = [*real, *made]
     names = tuple(sorted({sample.intent for sample in samples}))
     seen = [features(sample.text) for sample in samples]
-    counts = Counter(key for one in seen for key in set(one.hashes))
-    columns = {key: at for at, key in enumerate(sorted(k for k, n in counts.items() if n >= LEAST_COUNT))}
+    counts = Counter(key for one in seen for key in set(one.keys()))
+    common = sorted((key for key, count in counts.items() if count >= LEAST_COUNT), key=phrase_of)
+    columns = {key: at for at, key in enumerate(common)}
     inputs = _matrix(seen, columns)
     wanted = np.eye(len(names), dtype=np.float32)[[names.index(sample.intent) for sample in samples]]
     weight = np.array([REAL_WEIGHT] * len(real) + [1.0] * len(made), dtype=np.float32)
@@ -116,12 +120,11 @@ def fit(real: Sequence[Labelled], made: Sequence[Labelled], penalty: float) -> F
     return Fitted(names, columns, weights)
 
 
-def _matrix(seen: Sequence[Features], columns: dict[int, int]) -> Sparse:
+def _matrix(seen: Sequence[Features], columns: dict[Key, int]) -> Sparse:
     entries = [
-        (row, columns[key], count / math.sqrt(one.tokens or 1))
+        (row, column, 1.0 / math.sqrt(one.tokens or 1))
         for row, one in enumerate(seen)
-        for key, count in Counter(one.hashes).items()
-        if key in columns
+        for column in sorted(columns[key] for key in columns.keys() & one.keys())
     ]
     rows, places, values = zip(*entries, strict=True)
     return Sparse(np.array(rows), np.array(places), np.array(values, dtype=np.float32), len(seen))
@@ -178,7 +181,8 @@ def packed(model: Fitted, threshold: float) -> bytes:
     centred = model.weights - model.weights.mean(axis=1, keepdims=True)
     scale = float(np.abs(centred).max()) / 127.0
     whole = np.rint(centred / scale).astype(int)
-    rows = {key: whole[at].tolist() for key, at in model.columns.items() if np.abs(whole[at]).max() >= LEAST_WEIGHT}
+    kept = [(key, at) for key, at in model.columns.items() if np.abs(whole[at]).max() >= LEAST_WEIGHT]
+    rows = {phrase_of(key): whole[at].tolist() for key, at in kept}
     return intents.write(model.names, rows, scale, round(threshold, 3))
 
 
@@ -187,8 +191,7 @@ def train() -> bytes:
     real, _ = halves(labelled())
     rng = random.Random(SEED)
     plain = list(generated(PER_TEMPLATE, SEED))
-    # A part carries a document, whose words must not count.
-    made = [_with_document(sample, rng) if rng.random() < 0.3 else sample for sample in plain]
+    made = [_with_document(sample, rng) if rng.random() < DOCUMENT_SHARE else sample for sample in plain]
     penalty, threshold = chosen(real, made)
     return packed(fit(real, made, penalty), threshold)
 

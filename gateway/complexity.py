@@ -9,14 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from attrs import frozen
+from attrs import define
 
-from gateway.prompt_features import hashed
+from gateway.prompt_features import Key, key_of
 
 KINDS = ("math", "code", "reasoning", "hard", "simple", "parts")
 
+HARD = KINDS.index("hard")
 HARD_FLOOR = 0.8
 """What a hard mark makes a prompt at least."""
+
+WEIGHTS = ((3, 0.13), (4, 0.08), (3, 0.18), (0, 0.0), (2, -0.10), (4, 0.03))
+"""Of each kind: so many marks count at most, and so much each."""
+
+LEAST, PER_TURN, PER_TOOL = 0.08, 0.02, 0.03
+SHORT_TOKENS, LONG_TOKENS, LONG = 64, 8192, 0.45
+"""Up to the first length nothing is added, from the second on all of LONG, by the logarithm between."""
+
+_LONG_LOG = math.log(LONG_TOKENS / SHORT_TOKENS)
 
 MARKS: Mapping[str, str] = {
     "math": (
@@ -50,7 +60,7 @@ MARKS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-@frozen
+@define
 class Estimate:
     """complexity: 0 to 1. hard: one of the marks that make a prompt hard whatever its length."""
 
@@ -67,31 +77,24 @@ def estimate(marks: Sequence[int], prompt_tokens: int, turns: int, tools: int = 
         turns: of the user.
         tools: that are offered.
     """
-    maths, code, reasoning, hard, simple, parts = marks
-    score = (
-        0.08
-        + _grows(prompt_tokens, 64, 8192) * 0.45
-        + min(turns - 1, 6) * 0.02
-        + min(maths, 3) * 0.13
-        + min(code, 4) * 0.08
-        + min(reasoning, 3) * 0.18
-        + min(parts, 4) * 0.03
-        + min(tools, 5) * 0.03
-        - min(simple, 2) * 0.10
-    )
-    score = max(score, HARD_FLOOR) if hard else score
-    return Estimate(min(1.0, max(0.0, score)), bool(hard))
+    score = LEAST + (turns - 1 if turns < 7 else 6) * PER_TURN
+    if prompt_tokens > SHORT_TOKENS:
+        score += LONG * min(1.0, math.log(prompt_tokens / SHORT_TOKENS) / _LONG_LOG)
+    if tools:
+        score += min(tools, 5) * PER_TOOL
+    for count, (most, weight) in zip(marks, WEIGHTS, strict=True):
+        if count:
+            score += min(count, most) * weight
+    hard = marks[HARD] > 0
+    if hard and score < HARD_FLOOR:
+        score = HARD_FLOOR
+    return Estimate(min(1.0, max(0.0, score)), hard)
 
 
-def _grows(value: float, least: float, most: float) -> float:
-    """0 up to `least`, 1 from `most` on, by the logarithm between."""
-    return min(1.0, max(0.0, math.log(max(value, least) / least) / math.log(most / least)))
-
-
-def mark_hashes() -> dict[int, list[int]]:
-    """Hash -> indices of KINDS. Phrases have one or two tokens (two Chinese characters), each found by one hash."""
-    found: dict[int, list[int]] = {}
+def mark_keys() -> dict[Key, list[int]]:
+    """Key -> indices of KINDS. A phrase is a word, or two words, signs or Chinese characters: what has a key."""
+    found: dict[Key, list[int]] = {}
     for at, kind in enumerate(KINDS):
         for phrase in MARKS[kind].split("|"):
-            found.setdefault(hashed(phrase)[-1], []).append(at)
+            found.setdefault(key_of(phrase), []).append(at)
     return found

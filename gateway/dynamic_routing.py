@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import define
 
 from gateway.ports import Signals
 from gateway.targets import TargetView
@@ -13,16 +13,24 @@ from protocol.policy_routing import BudgetLift, DynamicRouting
 OUT_OF_REACH = 2.0
 """Above every complexity: with this threshold nothing goes to the cloud; its negative sends everything there."""
 
+Shift = tuple[float, str]
+"""By how much, and why; 0 where that is no matter of degree."""
+
 LEAST_REQUESTS = 4
 """Fewer recent requests say nothing of a target's health."""
 
 
-@frozen
+@define
 class Threshold:
-    """From this complexity on the cloud answers. reasons: what moved it, with by how much."""
+    """From this complexity on the cloud answers. moved: by what; nothing where a side is down."""
 
     value: float
-    reasons: tuple[str, ...] = ()
+    moved: tuple[Shift, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What moved it, with by how much."""
+        return tuple([f"{why} {shift:+.2f}" if shift else why for shift, why in self.moved])
 
 
 def threshold(
@@ -36,19 +44,20 @@ def threshold(
     """`base`, moved. A side that is down or missing leaves no choice, whatever else holds."""
     if not policy.enable:
         return Threshold(base)
-    if not any(view.up for view in cloud):
-        return Threshold(OUT_OF_REACH, ("no cloud target is up",))
-    if not any(view.up for view in device):
-        return Threshold(-OUT_OF_REACH, ("no target on the device is up",))
+    here, there = [view for view in device if view.up], [view for view in cloud if view.up]
+    if not there:
+        return Threshold(OUT_OF_REACH, ((0.0, "no cloud target is up"),))
+    if not here:
+        return Threshold(-OUT_OF_REACH, ((0.0, "no target on the device is up"),))
     moved: list[Shift] = []
     _budget(moved, policy, signals)
-    _device(moved, policy, signals, device)
-    _cloud(moved, policy, cloud)
-    _latency(moved, policy, device, cloud, prompt_tokens)
+    _device(moved, policy, signals, here)
+    _cloud(moved, policy, there)
+    if policy.max_ttft_s is not None:
+        _latency(moved, policy, policy.max_ttft_s, here, there, prompt_tokens)
     if not moved:
         return Threshold(base)
-    value = base + sum(shift for shift, _ in moved)
-    return Threshold(round(value, 6), tuple([f"{why} {shift:+.2f}" for shift, why in moved]))
+    return Threshold(round(base + sum([shift for shift, _ in moved]), 6), tuple(moved))
 
 
 def budget_lift(points: Sequence[BudgetLift], left_ratio: float) -> float:
@@ -62,10 +71,6 @@ def budget_lift(points: Sequence[BudgetLift], left_ratio: float) -> float:
             return below.lift + part * (above.lift - below.lift)
         above = below
     return above.lift
-
-
-Shift = tuple[float, str]
-"""By how much, and why."""
 
 
 def _budget(moved: list[Shift], policy: DynamicRouting, signals: Signals) -> None:
@@ -82,18 +87,19 @@ def _budget(moved: list[Shift], policy: DynamicRouting, signals: Signals) -> Non
 
 
 def _device(moved: list[Shift], policy: DynamicRouting, signals: Signals, device: Sequence[TargetView]) -> None:
+    """`device` and what follows: the targets that are up."""
     if signals.battery_ratio is not None and signals.battery_ratio < policy.battery_low_ratio:
         moved.append((-policy.battery_drop, "low battery"))
     if signals.hot:
         moved.append((-policy.hot_drop, "hot device"))
-    queue_s = min([view.queue_s for view in device if view.up])
+    queue_s = min([view.queue_s for view in device])
     if queue_s >= policy.queue_s:
         moved.append((-policy.queue_drop, f"{queue_s:.0f} s of work wait on the device"))
 
 
 def _cloud(moved: list[Shift], policy: DynamicRouting, cloud: Sequence[TargetView]) -> None:
     """The healthiest target speaks for the cloud, for that one will be asked first."""
-    known = [view for view in cloud if view.up and view.seen >= LEAST_REQUESTS]
+    known = [view for view in cloud if view.seen >= LEAST_REQUESTS]
     if not known:
         return
     failing = min([view.failed_ratio for view in known])
@@ -106,16 +112,14 @@ def _cloud(moved: list[Shift], policy: DynamicRouting, cloud: Sequence[TargetVie
 def _latency(
     moved: list[Shift],
     policy: DynamicRouting,
+    most_s: float,
     device: Sequence[TargetView],
     cloud: Sequence[TargetView],
     prompt_tokens: int,
 ) -> None:
     """Where a first token is wanted by a time and only one side keeps it, that side is preferred."""
-    most_s = policy.max_ttft_s
-    if most_s is None:
-        return
-    here = any(view.up and view.prefill_seconds(prompt_tokens) <= most_s for view in device)
-    there = any(view.up and (not view.ttft.samples or view.ttft.quantile_s(0.5) <= most_s) for view in cloud)
+    here = any(view.prefill_seconds(prompt_tokens) <= most_s for view in device)
+    there = any(not view.ttft.samples or view.ttft.quantile_s(0.5) <= most_s for view in cloud)
     if here != there:
         shift = policy.latency_shift if here else -policy.latency_shift
         moved.append((shift, f"only the {'device' if here else 'cloud'} answers within {most_s:g} s"))

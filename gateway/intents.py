@@ -1,29 +1,29 @@
-"""Which intent a prompt has: a linear model over hashed words, small enough for the path of every request. Pure.
+"""Which intent a prompt has: a linear model over words and pairs, small enough for the path of every request. Pure.
 
 The model file is made by `python -m benchmarks.train_intents`. Its id names it: a threshold holds for one id only.
 
 The weights of all intents for a feature are packed into one integer, a lane of bits each, so that one addition adds
-them all: a prompt is classified by one sum over its features.
+them all: a prompt is classified by one sum over the features that the model knows, each counted once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import exp, sqrt
 from pathlib import Path
 
 from attrs import field, frozen
 
-from gateway.prompt_features import MAX_FEATURES, Features
+from gateway.prompt_features import MAX_FEATURES, Features, Key, key_of
 from protocol.errors import ConfigError
 
 MODEL_FILE = Path(__file__).with_name("intents.bin")
 
-MAGIC = b"midstream-intents-1\n"
+MAGIC = b"midstream-intents-2\n"
 
 LANE_BITS = 16
 
@@ -47,22 +47,29 @@ class IntentModel:
     probability that was right often enough where it was fitted. id: of names and weights."""
 
     names: tuple[str, ...]
-    packed: Mapping[int, int] = field(repr=False)
+    packed: Mapping[Key, int] = field(repr=False)
     scale: float
     threshold: float
     id: str
 
     def classify(self, features: Features) -> Intent:
         """The likeliest intent of a prompt."""
-        total = sum(filter(None, map(self.packed.get, features.hashes)))
-        return self.likeliest(lanes_of(total, len(self.names)), features.tokens)
+        return self.likeliest(lanes_of(total(self.packed, features), len(self.names)), features.tokens)
 
     def likeliest(self, lanes: Sequence[int], tokens: int) -> Intent:
         """By a softmax over the lanes' sums; texts of any length have logits of one size."""
         best = max(lanes)
-        unit = self.scale / math.sqrt(tokens or 1)
-        likely = sum([math.exp(unit * (lane - best)) for lane in lanes])
+        unit = self.scale / sqrt(tokens or 1)
+        likely = sum([exp(unit * (lane - best)) for lane in lanes])
         return Intent(self.names[lanes.index(best)], 1.0 / likely)
+
+
+def total(packed: Mapping[Key, int], features: Features) -> int:
+    """Sum over the features that `packed` knows, each once: a document that repeats a word does not outshout the rest.
+
+    A set of those is made first, for most features of a prompt are unknown, and so pass without a call each.
+    """
+    return sum(map(packed.__getitem__, packed.keys() & features.keys()))
 
 
 def lanes_of(total: int, count: int) -> tuple[int, ...]:
@@ -70,12 +77,13 @@ def lanes_of(total: int, count: int) -> tuple[int, ...]:
     return struct.unpack(f"<{count}H", total.to_bytes(count * LANE_BITS // 8, "little"))
 
 
-def write(names: Sequence[str], weights: Mapping[int, Sequence[int]], scale: float, threshold: float) -> bytes:
-    """The model file. weights: for each feature's hash one of -127..127 per intent."""
-    head = json.dumps({"names": list(names), "scale": scale, "threshold": threshold, "features": len(weights)})
-    order = sorted(weights)
-    hashes = struct.pack(f"<{len(order)}I", *order)
-    return MAGIC + head.encode() + b"\n" + hashes + b"".join(struct.pack(f"{len(names)}b", *weights[h]) for h in order)
+def write(names: Sequence[str], weights: Mapping[str, Sequence[int]], scale: float, threshold: float) -> bytes:
+    """The model file. weights: for each feature's phrase one of -127..127 per intent."""
+    phrases = sorted(weights)
+    lines = "\n".join(phrases).encode()
+    head = {"names": list(names), "scale": scale, "threshold": threshold, "phrases_bytes": len(lines)}
+    rows = b"".join(struct.pack(f"{len(names)}b", *weights[phrase]) for phrase in phrases)
+    return MAGIC + json.dumps(head).encode() + b"\n" + lines + rows
 
 
 def read(data: bytes) -> IntentModel:
@@ -85,13 +93,13 @@ def read(data: bytes) -> IntentModel:
             raise ValueError("another form")
         end = data.index(b"\n", len(MAGIC))
         head = json.loads(data[len(MAGIC) : end])
-        names, count = tuple(head["names"]), int(head["features"])
-        hashes = struct.unpack_from(f"<{count}I", data, end + 1)
-        rows = struct.iter_unpack(f"{len(names)}b", data[end + 1 + 4 * count :])
-        packed = {key: _pack(row) for key, row in zip(hashes, rows, strict=True)}
+        names, rows_at = tuple(head["names"]), end + 1 + int(head["phrases_bytes"])
+        phrases = data[end + 1 : rows_at].decode().split("\n")
+        rows = struct.iter_unpack(f"{len(names)}b", data[rows_at:])
+        packed = {key_of(phrase): _pack(row) for phrase, row in zip(phrases, rows, strict=True)}
         body = hashlib.sha256("\n".join(names).encode() + data[end:]).hexdigest()
         return IntentModel(names, packed, float(head["scale"]), float(head["threshold"]), f"words-{body[:12]}")
-    except (ValueError, KeyError, TypeError, struct.error) as err:
+    except (ValueError, KeyError, TypeError, IndexError, struct.error) as err:
         raise ConfigError(f"the intent model cannot be read: {err}", next_step="install midstream again") from err
 
 

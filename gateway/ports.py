@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from attrs import evolve, field, frozen
 
-from gateway.context import LOCAL, Caller, Constraints, constraints_of
+from gateway.context import LOCAL, Caller, Constraints
 from gateway.shadow_measure import Difference
 from gateway.targets import TargetView
 from protocol.chat import ChatRequest
@@ -366,9 +366,8 @@ class NoLimits:
         return {}
 
 
-def constrained(policy: Policy, findings: Findings) -> Constraints:
-    """The allowed set that policy and findings draw together."""
-    constraints = constraints_of(policy)
+def narrowed(constraints: Constraints, findings: Findings) -> Constraints:
+    """What is left of an allowed set by what was found in a request."""
     if findings.local_only and not constraints.local_only:
         return evolve(constraints, local_only=True, reason=findings.reason)
     return constraints

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import define
 
 from gateway import complexity
-from gateway.intents import LANE_BITS, Intent, IntentModel, lanes_of
+from gateway.intents import LANE_BITS, Intent, IntentModel, lanes_of, total
 from gateway.prompt_features import features
 
 
-@frozen
+@define
 class Seen:
     """What was seen in a text. marks: how many of each of complexity.KINDS."""
 
@@ -26,14 +26,14 @@ class PromptReader:
         self._intents = len(model.names)
         self._lanes = self._intents + len(complexity.KINDS)
         table = dict(model.packed)
-        for key, kinds in complexity.mark_hashes().items():
+        for key, kinds in complexity.mark_keys().items():
             for kind in kinds:
                 table[key] = table.get(key, 0) + (1 << LANE_BITS * (self._intents + kind))
-        self._packed = table.get
+        self._packed = table
 
     def read(self, text: str) -> Seen:
-        """Takes some tens of microseconds, whatever the text's length."""
+        """Takes a dozen microseconds, whatever the text's length."""
         found = features(text)
-        lanes = lanes_of(sum(filter(None, map(self._packed, found.hashes))), self._lanes)
+        lanes = lanes_of(total(self._packed, found), self._lanes)
         intent = self.model.likeliest(lanes[: self._intents], found.tokens)
         return Seen(intent, lanes[self._intents :], found.chinese)

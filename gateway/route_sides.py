@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from attrs import frozen
+from attrs import define
 
 from gateway.context import Caller, Constraints
 from gateway.ports import Offer
@@ -15,9 +15,12 @@ from protocol.policy_routing import RoutingPolicy, is_cloud, is_edge
 Start = Literal["device", "cloud"]
 
 
-@frozen
+@define
 class Side:
-    """One side's model, and the targets that have it and may see the request."""
+    """One side's model, and the targets that have it and may see the request.
+
+    Made anew for each request and changed by nobody; not frozen, which would take three times as long.
+    """
 
     start: Start
     model: str
@@ -29,7 +32,7 @@ class Side:
         return any(view.up for view in self.views)
 
 
-@frozen
+@define
 class Sides:
     """Both sides; None where nothing may answer."""
 
@@ -43,9 +46,19 @@ class Sides:
 
 def sides(offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints) -> Sides:
     """The policy's models first, then all that are offered, until each side has one."""
-    edge = _first(offer, routing, caller, constraints, "device")
-    cloud = None if constraints.local_only else _first(offer, routing, caller, constraints, "cloud")
-    return Sides(edge, cloud)
+    found = Sides(None, None)
+    if routing.models:
+        found.edge = _wanted("device", routing.models.get("edge"), offer, caller, constraints)
+        found.cloud = _wanted("cloud", routing.models.get("cloud"), offer, caller, constraints)
+    for model in _models(offer, caller):
+        if found.edge is not None and (found.cloud is not None or constraints.local_only):
+            break
+        views = _allowed(offer, model, constraints)
+        if found.edge is None:
+            found.edge = _side("device", model, views)
+        if found.cloud is None:
+            found.cloud = _side("cloud", model, views)
+    return found
 
 
 def side_of_target(
@@ -60,14 +73,18 @@ def side_of_target(
     return None
 
 
-def _first(offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints, start: Start) -> Side | None:
-    wanted = routing.models.get("edge" if start == "device" else "cloud")
-    here = start == "device"
-    for model in _models(offer, caller) if wanted is None else (wanted, *_models(offer, caller)):
-        views = tuple([view for view in _allowed(offer, model, constraints) if view.local == here])
-        if views and (caller.models is None or model in caller.models):
-            return Side(start, model, views)
-    return None
+def _wanted(start: Start, model: str | None, offer: Offer, caller: Caller, constraints: Constraints) -> Side | None:
+    """The side with the model that the policy names for it."""
+    if model is None or (caller.models is not None and model not in caller.models):
+        return None
+    return _side(start, model, _allowed(offer, model, constraints))
+
+
+def _side(start: Start, model: str, views: Sequence[TargetView]) -> Side | None:
+    """Those of the model's targets that stand on this side."""
+    local = start == "device"
+    here = [view for view in views if view.local == local]
+    return Side(start, model, tuple(here)) if here else None
 
 
 def _models(offer: Offer, caller: Caller) -> Iterable[str]:

@@ -7,13 +7,13 @@ for fallbacks and migration, unless a rule is strict. Privacy and the policy's t
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import define, evolve, frozen
 
 from gateway import complexity
-from gateway.context import Caller, Constraints
+from gateway.context import Caller, Constraints, constraints_of
 from gateway.dynamic_routing import Threshold, threshold
 from gateway.intents import IntentModel, default_model
-from gateway.ports import AUTO, Findings, Level, Offer, Routed, check_model, constrained
+from gateway.ports import AUTO, Findings, Level, Offer, Routed, check_model, narrowed
 from gateway.prompt_reader import PromptReader
 from gateway.route_plugins import Asked, Plugins, Suggestion
 from gateway.route_rules import Facts, band_of, first_match
@@ -29,6 +29,15 @@ TOKENS_PER_CHARACTER, TOKENS_PER_CHARACTER_ZH = 0.25, 0.7
 
 
 @frozen
+class InForce:
+    """What follows from a policy alone. armed: routes to the edge count."""
+
+    policy: Policy
+    constraints: Constraints
+    armed: bool
+
+
+@define
 class Verdict:
     """What a level of routing said. side: who answers first."""
 
@@ -55,7 +64,7 @@ def decide(facts: Facts, both: Sides, routing: RoutingPolicy, moved: Threshold) 
     there = facts.complexity >= moved.value
     level: Level = "dynamic" if there != (facts.complexity >= routing.cloud_threshold) else "heuristic"
     reason = f"complexity {facts.complexity:.2f} {'reaches' if there else 'is below'} {moved.value:.2f}"
-    if moved.reasons:
+    if moved.moved:
         reason = f"{reason} ({'; '.join(moved.reasons)})"
     return Verdict(cloud if there else edge, level, reason)
 
@@ -76,12 +85,15 @@ class PolicyRouter:
         self._reader = None if model is None else PromptReader(model)
         self._plugins = Plugins() if plugins is None else plugins
         self._second = second
+        self._in_force = in_force(Policy())
 
     def route(
         self, chat: ChatRequest, caller: Caller, findings: Findings, offer: Offer, policy: Policy, draw: float
     ) -> Routed:
         """Raises NotFound when there is nothing to choose from, NotAllowed for a model that the key may not name."""
-        constraints = constrained(policy, findings)
+        if policy is not self._in_force.policy:
+            self._in_force = in_force(policy)
+        constraints = narrowed(self._in_force.constraints, findings)
         if chat.model != AUTO:
             check_model(caller, chat.model)
             return Routed(constraints, chat.model, "named by the client", "named")
@@ -121,15 +133,15 @@ class PolicyRouter:
         if intent is None and seen.intent.probability >= believed_from(routing.intent, reader.model):
             intent = seen.intent.name
         return Facts(
-            prompt_tokens=tokens,
-            complexity=estimate.complexity,
-            band=band_of(estimate.complexity, routing),
-            hard=estimate.hard,
-            intent=intent,
-            language="zh" if seen.chinese else "en",
-            tenant=caller.tenant,
-            tools=bool(chat.tools),
-            labels=caller.labels,
+            tokens,
+            estimate.complexity,
+            band_of(estimate.complexity, routing),
+            estimate.hard,
+            intent,
+            "zh" if seen.chinese else "en",
+            caller.tenant,
+            bool(chat.tools),
+            caller.labels,
         )
 
     def _prompts(self) -> PromptReader:
@@ -162,12 +174,23 @@ class PolicyRouter:
         if at is not None:
             wishes.append((routing.rules[at], "rules", f"rule {at + 1}: {routing.rules[at].target}"))
         for rule, level, reason in wishes:
-            if is_edge(rule.target) and (rule.strict or not _edge_may(facts, both, policy)):
+            if is_edge(rule.target) and (rule.strict or not self._edge_may(facts, both)):
                 continue
             side = side_of_rule(rule, both, offer, caller, constraints)
             if side is not None and (side.up or rule.strict):
                 return Verdict(side, level, reason, rule.strict)
         return None
+
+    def _edge_may(self, facts: Facts, both: Sides) -> bool:
+        """An edge route counts with its fallback armed, and never for a hard prompt that the cloud could take."""
+        if both.cloud is None:
+            return True
+        return self._in_force.armed and not (facts.hard and both.cloud.up)
+
+
+def in_force(policy: Policy) -> InForce:
+    """Worked out when a policy comes into force, not per request."""
+    return InForce(policy, constraints_of(policy), unarmed(policy.routing, policy.privacy.local_only) is None)
 
 
 def believed_from(policy: IntentRouting, model: IntentModel) -> float:
@@ -193,13 +216,6 @@ def side_of_rule(rule: RouteRule, both: Sides, offer: Offer, caller: Caller, con
     return side_of_target(rule.target, rule.model, offer, caller, constraints)
 
 
-def _edge_may(facts: Facts, both: Sides, policy: Policy) -> bool:
-    """An edge route counts with its fallback armed, and never for a hard prompt that the cloud could take."""
-    if both.cloud is None:
-        return True
-    return unarmed(policy.routing, policy.privacy.local_only) is None and not (facts.hard and both.cloud.up)
-
-
 def _as_rule(found: Suggestion) -> RouteRule:
     return RouteRule(found.target, model=found.model)
 
@@ -215,11 +231,11 @@ def _routed(verdict: Verdict, facts: Facts, both: Sides, constraints: Constraint
         side.model,
         verdict.reason,
         verdict.level,
-        start=side.start,
-        other_model=None if other is None or verdict.strict else other.model,
-        intent=facts.intent,
-        complexity=facts.complexity,
-        hard=facts.hard,
+        side.start,
+        None if other is None or verdict.strict else other.model,
+        facts.intent,
+        facts.complexity,
+        facts.hard,
     )
 
 

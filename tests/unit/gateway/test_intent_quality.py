@@ -9,10 +9,10 @@ from benchmarks.routing import Shelf, accuracy, coverage
 from benchmarks.routing_load import requests
 from benchmarks.routing_prompts import generated, halves, labelled
 from cloud_stub.publishing import compile_policy
-from gateway import intents
+from gateway import complexity, intents
 from gateway.context import LOCAL
 from gateway.ports import Findings
-from gateway.prompt_features import MAX_FEATURES, features
+from gateway.prompt_features import MAX_FEATURES, features, key_of, phrase_of
 from gateway.routing import PolicyRouter
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "routing.example.yaml"
@@ -53,6 +53,40 @@ def test_each_level_decides_some_prompts_of_the_benchmark() -> None:
 
 
 def test_no_prompt_has_more_features_than_a_lane_can_count() -> None:
-    for text in ("(" * 5000, "中" * 5000, "abcdefgh " * 900, "{;" * 3000, "é" * 4000):
-        assert len(features(text).hashes) <= MAX_FEATURES
+    for text in (
+        "(" * 5000,
+        "中" * 5000,
+        "abcdefgh " * 900,
+        "{;" * 3000,
+        "é" * 4000,
+        "a(" * 900,
+        "a中" * 900,
+        "\ud800" * 9,
+    ):
+        assert len(list(features(text).keys())) <= MAX_FEATURES
         assert 0 < intents.default_model().classify(features(text)).probability <= 1
+
+
+def test_words_signs_and_characters_are_told_apart() -> None:
+    found = features("Don't use f(x) = 2x+10, use g")
+    assert found.words == [b"don", b"t", b"use", b"f", b"x", b"0x", b"00", b"use", b"g"]
+    assert found.signs == b"()=+" and found.tokens == 13 and not found.chinese
+    keys = set(found.keys())
+    assert {b"use", (b"use", b"g"), ord("("), key_of("( )")} <= keys and (b"g", b"use") not in keys
+    mixed = features("用Python写一个排序，谢谢")
+    assert mixed.words == [b"python"] and mixed.chinese and mixed.tokens == 9
+    assert {key_of("排序"), key_of("谢谢"), key_of("用写")} <= set(mixed.keys())
+
+
+def test_a_document_in_the_middle_is_not_read() -> None:
+    for question, document in (("Summarize the text below, please.", "harvest "), ("请总结下面的文字。", "季")):
+        asked = set(features(question).keys())
+        assert asked <= set(features(question + document * 500).keys())
+        assert asked <= set(features(document * 500 + question).keys())
+
+
+def test_every_mark_has_a_key_of_its_own_that_a_sentence_with_it_has_too() -> None:
+    for phrases in complexity.MARKS.values():
+        for phrase in phrases.split("|"):
+            key = key_of(phrase)
+            assert key_of(phrase_of(key)) == key and key in set(features(f"So {phrase}, 这里{phrase}。").keys()), phrase

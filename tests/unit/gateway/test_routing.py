@@ -262,7 +262,7 @@ def test_thresholds_hold_for_the_encoder_that_they_were_chosen_for() -> None:
     model = intents.default_model()
     assert believed_from(IntentRouting(0.99, model.id), model) == 0.99
     assert believed_from(IntentRouting(0.99, "words-of-last-year"), model) == model.threshold
-    other = intents.read(intents.write(model.names, {1: [1] * len(model.names)}, 1.0, 0.4))
+    other = intents.read(intents.write(model.names, {"word": [1] * len(model.names)}, 1.0, 0.4))
     assert other.id != model.id
     text = "Summarize this"
     strict = RoutingPolicy(rules=RULES, fallback=ARMED, intent=IntentRouting(1.0, model.id))
