@@ -36,6 +36,7 @@ from protocol.clock import wall_now
 from protocol.text import Message, Usage
 
 MODEL, TOKENIZER, DIMENSIONS = "minilm-int8", "minilm-tokenizer", 384
+ENTRIES, QUICK_ENTRIES = 1_000_000, 25_000
 SEED = 20261130
 MAX_FALSE_RATIO = 0.005
 """What the threshold may let through on the half that it is fixed on: half of the aim."""
@@ -252,14 +253,15 @@ async def measure(entries: int, embedded: int, folder: Path, traces: Path | None
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--traces", type=Path, help="folder with gptcache/pairs_part1.json")
-    parser.add_argument("--entries", type=int, help="entries in the cache (1,000,000; quick 100,000)")
+    parser.add_argument("--entries", type=int, help=f"entries in the cache ({ENTRIES}; quick {QUICK_ENTRIES})")
     options = parser.parse_args()
-    entries = options.entries or (100_000 if options.quick else 1_000_000)
+    entries = options.entries or (QUICK_ENTRIES if options.quick else ENTRIES)
     embedded = 1_000 if options.quick else 20_000
     with tempfile.TemporaryDirectory() as folder:
         keys = asyncio.run(measure(entries, embedded, Path(folder), options.traces, options.quick))
     notes = ["the word rules were written with the recorded pairs at hand; the threshold was fixed on one half of all"]
-    publish("semantic_cache", keys, options.json, notes)
+    few = f"a sample: {entries} entries, few pairs; the figures are those of the full run"
+    publish("semantic_cache", keys, options.json, [few, *notes] if options.quick else notes)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ BINDINGS = {"llama_server": "xllamacpp", "llama_cpp": "llama-cpp-python"}
 ANSWER_TOKENS = 96
 FIRST_TOKENS = 2
 HOPS = 4
+PAIRS, QUICK_PAIRS = 20, 3
 FIRST_PAIRS = 8
 """Pairs for the time to first token, per pair for the rate."""
 
@@ -213,8 +214,9 @@ def main() -> int:
     parser = arguments(__doc__ or "")
     parser.add_argument("--threads", type=int, default=default_threads(), help="threads on both sides")
     options = parser.parse_args()
-    keys = asyncio.run(run(5 if options.quick else 20, options.threads))
-    publish("text_overhead", keys, options.json)
+    keys = asyncio.run(run(QUICK_PAIRS if options.quick else PAIRS, options.threads))
+    few = f"a sample: {QUICK_PAIRS} pairs of answers; the figures are those of the full run"
+    publish("text_overhead", keys, options.json, [few] if options.quick else ())
     return 0
 
 

@@ -23,17 +23,21 @@ from split_models.bundle import BundleLimits
 DEFAULT = "frames"
 """The way that the keys without a suffix are of."""
 
+QUICK_BUILD_S = 6.0
+"""For each of three bundles."""
+
 
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     # In a short run the slowest model may find no int8 form in its seconds; the notes tell which cuts were weighed.
-    limits = BundleLimits(max_cuts=4, seconds=8.0, batches=False) if options.quick else BundleLimits()
+    limits = BundleLimits(max_cuts=4, seconds=QUICK_BUILD_S, batches=False) if options.quick else BundleLimits()
     cuts = weighed(limits, MODELS)
     rounds, shaped_rounds = (60, 10) if options.quick else (400, 40)
     loopback, shaped = measured(rounds, shaped_rounds)
     keys = {**codec_keys(cuts), **link_keys(loopback, shaped)}
     notes = [*(f"{one.model} {one.cut}: {one.ratio:.2f}x, error {one.error_ratio:.4f}" for one in cuts)]
-    publish("wire", keys, options.json, [*notes, *map(_told, loopback), *map(_told, shaped)])
+    few = ["a sample: few cuts and rounds; the figures are those of the full run"] if options.quick else []
+    publish("wire", keys, options.json, [*few, *notes, *map(_told, loopback), *map(_told, shaped)])
 
 
 def codec_keys(cuts: Sequence[Weighed]) -> dict[str, object]:
