@@ -26,6 +26,7 @@ from attrs import evolve, frozen
 from benchmarks.burst_device import Device, Tally, arrive
 from benchmarks.burst_server import GATE_PATH, STATE_PATH
 from benchmarks.report import arguments, percentile, publish, spread
+from engines.executor import hand_over_soon
 from engines.store import default_store
 from links.http import HttpLink
 from split_models.batch_onnx import free_rows
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=160, help="pixels of the model's square input")
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
+    hand_over_soon()  # as an agent does
     keys, notes = compare(evolve(size, repeats=options.repeats or size.repeats), options.side)
     few = f"a sample: bursts of {QUICK.answers} answers and few requests; the figures are those of the full run"
     publish("split_burst", keys, options.json, [few, *notes] if options.quick else notes)

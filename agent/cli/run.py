@@ -38,6 +38,8 @@ RUNNING_S = 2.0
 
 def agent(argv: list[str]) -> int:
     """Run the agent until SIGTERM or Ctrl-C; drains first. 2 when the configuration or the port is wrong."""
+    from engines.executor import hand_over_soon
+
     parser = argparse.ArgumentParser(prog="midstream agent", description="run the agent on this device")
     _add_settings(parser)
     parser.add_argument("--json", action="store_true", help="one JSON line per state change and seam move")
@@ -45,6 +47,7 @@ def agent(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     config = _config(options)
     _log_to_stderr(config.bounds.log_level or "info")
+    hand_over_soon()
     return asyncio.run(_run(config, options))
 
 

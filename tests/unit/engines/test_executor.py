@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engines.executor import BoundedExecutor, OnDone
+from engines.executor import SWITCH_S, BoundedExecutor, OnDone, hand_over_soon
 from protocol.errors import BadRequest, EngineError, Full
 from protocol.events import QueueSampled, RecordingEmit
 
@@ -334,3 +335,12 @@ def test_who_waits_for_room_gets_it_from_a_longer_wait_target(gate: Gate) -> Non
             thread.join()
     finally:
         executor.close()
+
+
+def test_threads_of_a_process_of_ours_hand_over_soon() -> None:
+    before_s = sys.getswitchinterval()
+    try:
+        hand_over_soon()
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    finally:
+        sys.setswitchinterval(before_s)
