@@ -52,7 +52,9 @@ def matches(when: RouteWhen, facts: Facts) -> bool:
         return False
     if when.estimated_complexity and facts.band not in when.estimated_complexity:
         return False
-    return _fits(when, facts) and all(facts.labels.get(name) == value for name, value in when.labels.items())
+    if when.labels and any(facts.labels.get(name) != value for name, value in when.labels.items()):
+        return False
+    return _fits(when, facts)
 
 
 def _fits(when: RouteWhen, facts: Facts) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import AnyStr
 
 MAX_PEM = 16 << 10
 """A private key block is looked for within this many characters."""
@@ -31,6 +32,10 @@ _MARKED = re.compile(
 )
 """Each begins with its maker's mark and has at least LEAST_TOKEN characters of one run."""
 
+_SIGNS_OF_MARKS = ("-", "_", "eyJ")
+_CAPITALS = b"AA"
+"""Each mark has one of those, or two capitals."""
+
 LEAST_TOKEN = 16
 _RUNS = bytes(ord("a") if chr(code).isalnum() or chr(code) in "_-" else ord(" ") for code in range(128)) + b" " * 128
 _LONG = b"a" * LEAST_TOKEN
@@ -40,33 +45,44 @@ MAX_SEARCHED = 512
 
 _IN_ADDRESS = re.compile(r"://[^\s/@:]{1,64}:([^\s/@]{1,128})@")
 MAX_IN_ADDRESS = 3 + 64 + 1 + 128
-_KEY = "key"
-_WORDS = (_KEY, "secret", "token", "pass", "pwd", "密码", "口令", "密钥", "令牌")
+_KEY = b"key"
+_WORDS = (_KEY, b"secret", b"token", b"pass", b"pwd")
+_HAN = ("密", "令")
+"""Of 密码, 密钥, 口令 and 令牌; one character is found many times sooner than two."""
+
+_TAKEN_FOR_LETTERS = "\u212a\u017f\u0130\u0131"
+"""What re.IGNORECASE takes for k, s and i."""
+
+_QUOTES = "\"'`"
 SAID = re.compile(
     r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?key|token|passw(?:or)?d|passphrase|pwd|密码|口令|密钥|令牌)"
     r"[\"']?\s{0,3}(?:is\s|是|为|[:=\uff1a\uff1d])\s{0,3}[\"'`]?([A-Za-z0-9+/_\-.~!#$%^&*@=]{6,200})",
     re.IGNORECASE,
 )
-MAX_BEFORE_WORD = len("access ")
+MAX_BEFORE_WORD, MAX_BEFORE_CHARACTER = len("access "), len("口")
 MAX_SAID = len("passphrase") + len(" key") + len("'") + 3 + len("is ") + 3 + len("'") + 200
 """Of a match: from the beginning of its word to the end of its value, at the most."""
 
 _BEGIN, _END = "-----BEGIN ", "-----END "
 
 
-def secrets(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each; of `password: value` only the value."""
-    yield from _marked(text)
+def secrets(text: str, plain: bytes, shape: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each; of `password: value` only the value. plain, shape: as gateway.detectors.Seen has them."""
+    if _CAPITALS in shape or any(sign in text for sign in _SIGNS_OF_MARKS):
+        yield from _marked(text, plain)
+    if "Bearer " in text:
+        yield from (found.span(1) for found in _BEARER.finditer(text))
     if "://" in text and "@" in text:
         yield from _in_addresses(text)
     if _BEGIN in text:
         yield from _private_keys(text)
-    yield from _said(text)
+    if b"0" in shape or any(quote in text for quote in _QUOTES):
+        yield from _said(text, plain)
 
 
-def _marked(text: str) -> Iterator[tuple[int, int]]:
+def _marked(text: str, plain: bytes) -> Iterator[tuple[int, int]]:
     """Marks are looked for in long runs only; a mark in the middle of a word is none."""
-    runs = text.encode("ascii", "replace").translate(_RUNS)
+    runs = plain.translate(_RUNS)
     start = runs.find(_LONG)
     while start >= 0:
         stop = runs.find(b" ", start)
@@ -78,48 +94,46 @@ def _marked(text: str) -> Iterator[tuple[int, int]]:
             yield found.span()
             stop = max(stop, found.end())
         start = runs.find(_LONG, stop)
-    if "Bearer " in text:
-        yield from (found.span(1) for found in _BEARER.finditer(text))
 
 
-def _said(text: str) -> Iterator[tuple[int, int]]:
+def _said(text: str, plain: bytes) -> Iterator[tuple[int, int]]:
     """Values that follow a word for a secret. A plain word there is a variable or prose, unless it stands in quotes."""
-    for found in after_words(text):
+    for found in after_words(text, plain):
         value = found.group(1)
-        quoted = text[found.start(1) - 1] in "\"'`"
+        quoted = text[found.start(1) - 1] in _QUOTES
         mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
         called = text[found.end(1) : found.end(1) + 1] in ("(", "[")
         if (quoted or mixed or value.isdigit()) and not called:
             yield found.span(1)
 
 
-def after_words(text: str) -> Iterator[re.Match[str]]:
+def after_words(text: str, plain: bytes) -> Iterator[re.Match[str]]:
     """What `SAID.finditer` finds, looked for around its words only: over a long text that is hundreds of times less."""
-    lowered = text.lower()
-    words = [word for word in _WORDS if word in lowered]
-    if not words:
-        return
-    if len(lowered) != len(text):  # one character became two: places are not those of the text
+    wide = not text.isascii()
+    if wide and any(letter in text for letter in _TAKEN_FOR_LETTERS):
         yield from SAID.finditer(text)
         return
-    places = sorted({(at, word) for word in words for at in _places_of(word, lowered)})
+    lowered = plain.lower()
+    # What is said of a key has a word before it; of the others the match begins with them.
+    places = [(at, MAX_BEFORE_WORD if word is _KEY else 0) for word in _WORDS for at in _places_of(word, lowered)]
+    if wide:
+        places += [(at, MAX_BEFORE_CHARACTER) for sign in _HAN for at in _places_of(sign, text)]
     done = 0
-    for at, word in places:
+    for at, before in sorted(places):
         if at < done:
             continue
-        # What is said of a key has a word before it; of the others the match begins with them.
-        starts = range(max(done, at - MAX_BEFORE_WORD) if word == _KEY else at, at + 1)
+        starts = range(max(done, at - before), at + 1)
         found = next((one for start in starts if (one := SAID.match(text, start, at + MAX_SAID))), None)
         if found is not None:
             done = found.end()
             yield found
 
 
-def _places_of(word: str, text: str) -> Iterator[int]:
-    at = text.find(word)
+def _places_of(wanted: AnyStr, text: AnyStr) -> Iterator[int]:
+    at = text.find(wanted)
     while at >= 0:
         yield at
-        at = text.find(word, at + len(word))
+        at = text.find(wanted, at + len(wanted))
 
 
 def _in_addresses(text: str) -> Iterator[tuple[int, int]]:

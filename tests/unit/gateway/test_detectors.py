@@ -130,7 +130,17 @@ _BITS = (
 )  # fmt: skip
 
 
+def test_words_for_secrets_are_found_in_any_case_and_script() -> None:
+    value = "abc12345"
+    for said in (f"API-KEY={value}", f"Secret_Key: {value}", f"口令：{value}", f"令牌是{value}", f"密钥为 {value}",
+                 f"to\u212aen: {value}", f"İ passwd = {value}"):  # fmt: skip
+        assert found(said) == [("secret", value)], said
+    assert found("password: 'swordfish'") == [("secret", "swordfish")] and found("password: swordfish") == []
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from(_BITS), max_size=14).map("".join))
 def test_looking_around_words_finds_what_looking_everywhere_finds(text: str) -> None:
-    assert [found.span() for found in after_words(text)] == [found.span() for found in SAID.finditer(text)]
+    assert [found.span() for found in after_words(text, text.encode("ascii", "replace"))] == [
+        found.span() for found in SAID.finditer(text)
+    ]
