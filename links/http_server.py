@@ -53,7 +53,7 @@ class RunningServer:
 
     async def close(self, grace_s: float = 2.0) -> None:
         """Stop accepting, let running handlers end within `grace_s` seconds, then cancel them. Always bounded."""
-        self._listener.close()
+        await _stop_accepting(self._listener)
         self._plain.stop()
         self._server.pre_shutdown()
         # aiohttp takes 0 for "without a limit", and would wait for ever for a handler that waits for its peer.
@@ -62,6 +62,17 @@ class RunningServer:
         # Transports close in the next turns of the loop; nothing of ours may outlive this call.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+
+async def _stop_accepting(listener: asyncio.Server) -> None:
+    """Close a listener. A connection that was accepted in this very turn of the loop has its transport first: without a
+    listener asyncio would drop it unclosed, and its client would wait.
+    """
+    loop = asyncio.get_running_loop()
+    for sock in listener.sockets:
+        loop.remove_reader(sock.fileno())
+    await asyncio.sleep(0)
+    listener.close()
 
 
 async def serve(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import logging
 import socket
@@ -256,6 +258,24 @@ async def test_close_ends_what_still_runs_and_frees_the_port(house: House) -> No
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", running.port))
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_while_the_server_closes_is_hung_up(house: House, turns: int) -> None:
+    """In whichever turn of the loop: not left open until somebody collects garbage."""
+    running = await serve(house.routes(), limits=LIMITS)
+    gc.collect()
+    gc.disable()
+    try:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=2) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await running.close(grace_s=0.05)
+            client.settimeout(2)
+            with contextlib.suppress(ConnectionResetError):  # it was still in the backlog
+                assert client.recv(1) == b""
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("grace_s", [0.0, -1.0, 0.05])
