@@ -16,8 +16,11 @@ RTTS_S = (0.02, 0.06, 0.15)
 REMADE_RATIO = 1.1
 """Answers to make over those that were planned: some end before their move or kill."""
 
-TOKENS, QUICK_TOKENS = (40, 64), (18, 24)
+TOKENS, QUICK_TOKENS = (32, 64), (18, 24)
 """An answer has so many tokens at least and at most, as time allows."""
+
+LEFT_TOKENS = 12
+"""Tokens that a short answer has left when it may move first."""
 
 CLEAN, KILLS, ALONE = 100, 100, 24
 QUICK_CLEAN, QUICK_KILLS, QUICK_ALONE = 3, 4, 1
@@ -90,6 +93,11 @@ class Plan:
         """
         stall = self.stall if self.attempt < 2 else None
         return evolve(self, number=self.number + 3, min_tokens=4, attempt=self.attempt + 1, stall=stall)
+
+    def of_length(self, tokens: int) -> Plan:
+        """The same with so many tokens at most, which moves while enough of them are left."""
+        tokens = min(self.max_tokens, tokens)
+        return evolve(self, max_tokens=tokens, min_tokens=min(self.min_tokens, tokens - LEFT_TOKENS))
 
     @property
     def prompt(self) -> str:

@@ -40,9 +40,9 @@ SLOWDOWN = 2.0
 
 EVERY_S = 0.5
 DELAY_S = 0.02
-CALIBRATION_RUNS, QUICK_CALIBRATION_RUNS = 10, 1
+CALIBRATION_RUNS, QUICK_CALIBRATION_RUNS = 8, 1
 CALIBRATION_PAUSE_S = 0.15
-TURNS = 2
+TURNS = 3
 """Stretches in real time per arm, in turns with those of the other arms, and of ours; one in a quick run."""
 SEEDS = 20
 """Replays of each stretch, with other draws."""

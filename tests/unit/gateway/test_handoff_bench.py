@@ -280,6 +280,12 @@ def test_what_answers_take_beside_their_reading_is_learnt() -> None:
     assert pace.beside_s > 1.9, "no answer takes less than nothing beside"
 
 
+def test_a_short_answer_may_move_while_enough_of_it_is_left() -> None:
+    plan = evolve(plan_of("ids"), max_tokens=64, min_tokens=28)
+    assert plan.of_length(80) == plan
+    assert [plan.of_length(size).min_tokens for size in (64, 40, 32)] == [28, 28, 20]
+
+
 def test_a_quick_run_has_each_phase_once_and_moves_of_both_kinds() -> None:
     found = plans(True, random.Random(1))
     assert {plan.phase for plan in found if plan.victim} == set(PHASES) and len(found) <= 10
