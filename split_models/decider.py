@@ -14,7 +14,8 @@ from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.detours import ahead, beside, outrun, trial
-from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, instead, seconds_alone
+from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, instead, parting, seconds_alone
+from split_models.lateness import Lateness
 from split_models.planner import Proposal, exploration, explore_now, propose, slower_way, still_needed_s, worth_a_look
 from split_models.switch import Held, hold
 
@@ -107,6 +108,7 @@ class Decider:
         self._seats = {True: _Seat(now_s), False: _Seat(now_s)}
         self._links: dict[str, _LinkState] = {}
         self._budget = HedgeBudget()
+        self._lateness = Lateness()
         self.last: Proposal | None = None
 
     def held(self, *, encoded: bool = True) -> Held:
@@ -134,6 +136,8 @@ class Decider:
         device = _cost_of(costs, DEVICE_ARM)
         device_s = device.device_s if device is not None else 0.0
         self._budget = self._budget.requested(device_s, policy)
+        if device_s > 0:
+            self._lateness = self._lateness.asked(self._by_link_s(proposal, device_s, now_s), device_s, now_s)
         seat = self._seats[encoded]
         before = _cost_of(costs, seat.held.arm)
         left = self._switch(seat, proposal, policy, now_s, self._covered(before, device_s, policy), looking)
@@ -163,13 +167,14 @@ class Decider:
     ) -> tuple[Arm, str]:
         """The arm of this one request, and why; mostly the held one."""
         held = seat.held.arm
-        cost = _cost_of(costs, held)
-        if cost is not None and not self._covered(cost, device_s, policy) and outrun(cost, proposal, views, policy):
+        cost, price_s = _cost_of(costs, held), self._late_price_s(device_s, policy)
+        alone = cost is not None and not self._covered(cost, device_s, policy)
+        if cost is not None and alone and outrun(cost, proposal, views, policy, price_s):
             return DEVICE_ARM, f"{held} may well be later than the device"
-        found = ahead(held, costs, proposal, views, policy) if seat.fled else None
+        found = ahead(held, costs, proposal, views, policy, price_s) if seat.fled or held != DEVICE_ARM else None
         if found is not None and found[0].arm.link not in looking:
             better, sure = found
-            if sure or self._covered(better, device_s, policy):
+            if sure or (held == DEVICE_ARM and self._covered(better, device_s, policy)):
                 return better.arm, f"{better.arm} is better now"
         return held, proposal.reason
 
@@ -222,9 +227,13 @@ class Decider:
         begun = view.under_way is not None and view.under_way.seconds > SEEN_SHARE * entry.link_s
         if begun and instead(left_s, answers_s, allowance_s, run_s, policy):
             return Hedge(0.0, f"the device answers in {answers_s:.2f} s, sooner than the link", rest=rest, instead=True)
+        parted = parting(left_s, elapsed_s, answers_s, device, allowance_s, run_s, policy)
+        if parted is not None:
+            return evolve(parted, rest=rest)
         found = hedge(
             entry, device, view, elapsed_s, allowance_s, policy, run_s,
             answers_s=answers_s, left_s=left_s, stoppable=stoppable,
+            late_price_s=self._late_price_s(decision.device_s, policy),
         )  # fmt: skip
         return evolve(found, rest=rest)
 
@@ -244,6 +253,12 @@ class Decider:
     def finished(self, *, encoded: bool = True) -> None:
         """A request of this kind has ended, well or not."""
         self._seats[encoded].finished = True
+
+    def took(self, decision: Decision, now_s: float) -> None:
+        """The request of this decision has its answer, or failed, at `now_s`: whether that was late is remembered."""
+        device = decision.proposal.of(DEVICE_ARM)
+        if device is not None and not device.excluded:
+            self._lateness = self._lateness.answered(now_s - decision.began_s, device.predicted_s)
 
     def looks(
         self,
@@ -405,6 +420,17 @@ class Decider:
         """Whether the allowance suffices to start the device beside an arm of this cost."""
         run_s = min(device_s, cost.goes_on_s) if cost is not None else device_s
         return 0.0 < run_s <= self._budget.allowance_s(policy)
+
+    def _late_price_s(self, device_s: float, policy: SplitPolicy) -> float:
+        return self._lateness.price_s(device_s) if seconds_alone(policy) else 0.0
+
+    def _by_link_s(self, proposal: Proposal, device_s: float, now_s: float) -> float:
+        """What a request is expected to take on its best link arm; without any, for as long as there has been none."""
+        best = next((entry for entry in proposal.ranking if entry.arm.link and not entry.excluded), None)
+        if best is not None:
+            return best.predicted_s
+        down = [state.down_since_s for state in self._links.values() if state.down_since_s is not None]
+        return now_s - min(down) if down else device_s
 
     def _link(self, name: str) -> _LinkState:
         return self._links.setdefault(name, _LinkState())

@@ -1,8 +1,9 @@
 """Pure: a single request that is better off on another arm than the held one, which stays held.
 
 The switch waits for some periods, lest one lucky or unlucky transfer moves all requests that follow. One request may go
-another way at once: to the device when the held link may well be late and no hedge bounds what that costs, and away
-from the device when a link is clearly better again, or a hedge bounds what it costs to believe that.
+another way at once: to the device when the held link may well be late and no hedge bounds what that costs, away from
+the device when a link is clearly better again, or a hedge bounds what it costs to believe that, and from one arm of a
+link to another that takes half as long.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ from split_models.hedge import seconds_alone, weighed_s, worth_both
 from split_models.planner import Proposal, exploration, slower_way
 
 SURE_RATIO = 0.5
-"""Without a hedge a link must be expected to answer, the regret of late answers included, within this share of the
-device's seconds."""
+"""Without a hedge an arm must be expected to answer, the regret of late answers included, within this share of the
+held one's seconds."""
+
+WORTH_IT_RATIO = 0.3
+"""An arm that promises this share of the device's seconds is used whatever late answers are owed: holes come in rows,
+and a link that was dead for long is believed again when it is as fast as before."""
 
 TRIAL_RATIO = 0.1
 """A link is tried beside the device by arms that take no more of it than this, over its own run: both share it."""
 
 
-def outrun(cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy) -> bool:
+def outrun(
+    cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy, late_price_s: float = 0.0
+) -> bool:
     """Whether this one request is better off on the device than on the held arm, beside which no hedge can be afforded.
 
-    The link's own statistics say whether the gain is worth the risk.
+    The link's own statistics say whether the gain is worth the risk, with `late_price_s` for a late answer.
     """
     held, device = proposal.of(cost.arm), proposal.of(DEVICE_ARM)
     if held is None or device is None or cost.arm.link is None or held.excluded or device.excluded:
@@ -35,23 +42,33 @@ def outrun(cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], pol
         return False
     if held.predicted_s - held.link_s >= device.predicted_s:
         return False  # however fast the link is: that is for the switch to see
-    return weighed_s(held, slower_way(cost, views), device.predicted_s) > device.predicted_s
+    price_s = late_price_s if held.predicted_s > WORTH_IT_RATIO * device.predicted_s else 0.0
+    return weighed_s(held, slower_way(cost, views), device.predicted_s, price_s) > device.predicted_s
 
 
 def ahead(
-    held: Arm, costs: Sequence[ArmCost], proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy
+    held: Arm,
+    costs: Sequence[ArmCost],
+    proposal: Proposal,
+    views: Mapping[str, LinkView],
+    policy: SplitPolicy,
+    late_price_s: float = 0.0,
 ) -> tuple[ArmCost, bool] | None:
-    """The arm of a link that is better now than the held device, and whether that is sure without a hedge."""
-    if held != DEVICE_ARM or not seconds_alone(policy):
+    """The arm of a link that is better now than the held one, and whether that is sure without a hedge.
+
+    late_price_s: what a late answer costs over its seconds; a hedge sees to it that none is.
+    """
+    if not seconds_alone(policy) or held == proposal.arm:
         return None
-    device, best = proposal.of(DEVICE_ARM), proposal.of(proposal.arm)
+    now, device, best = proposal.of(held), proposal.of(DEVICE_ARM), proposal.of(proposal.arm)
     cost = next((cost for cost in costs if cost.arm == proposal.arm), None)
-    if device is None or best is None or cost is None or best.excluded or best.arm.link is None:
+    if now is None or device is None or best is None or cost is None or best.excluded or best.arm.link is None:
         return None
-    expected_s = weighed_s(best, slower_way(cost, views), device.predicted_s)
-    if expected_s >= device.predicted_s * (1.0 - policy.ratio):
+    view = slower_way(cost, views)
+    expected_s = weighed_s(best, view, device.predicted_s)
+    if expected_s >= now.predicted_s * (1.0 - policy.ratio):
         return None
-    return cost, expected_s < SURE_RATIO * device.predicted_s
+    return cost, weighed_s(best, view, device.predicted_s, late_price_s) < SURE_RATIO * now.predicted_s
 
 
 def trial(name: str, costs: Sequence[ArmCost], device_s: float, policy: SplitPolicy) -> ArmCost | None:

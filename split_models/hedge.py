@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 
 from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
+from split_models.lateness import LATE_RATIO
 from split_models.planner import Ranked
 
 PRIOR_RATIOS = (0.8, 1.0, 1.4)
@@ -45,6 +46,10 @@ REGRET = 2.0
 
 AT_ONCE_S = 1e-3
 """A start that is nearer than this is made now."""
+
+
+TIMELY_S = 0.04
+"""How long the last moment of `parting` lasts: less than the time after which a waiting request asks again."""
 
 
 @frozen
@@ -112,6 +117,7 @@ def hedge(
     answers_s: float | None = None,
     left_s: float | None = None,
     stoppable: bool = False,
+    late_price_s: float = 0.0,
 ) -> Hedge:
     """When to start the device beside `entry`, which has run `elapsed_s` without an answer.
 
@@ -119,7 +125,7 @@ def hedge(
     run_s: device seconds that a start uses, without the wait for the device; default: all that was predicted.
     answers_s: from a start to the device's answer, which a head that has run brings nearer; default: as predicted.
     left_s: what the transfer under way still needs, as far as it has come; None where nothing tells. stoppable: a run
-    that loses uses the device only until then.
+    that loses uses the device only until then. late_price_s: what a late answer costs over its seconds (Lateness).
     """
     run_s = device.predicted_s if run_s is None else run_s
     refused = _refused(entry, device, run_s, allowance_s, policy)
@@ -130,7 +136,7 @@ def hedge(
     price = _price(allowance_s / run_s)
     other_s = _other_cost_s(device, policy)
     answers_s = device.predicted_s if answers_s is None else answers_s
-    start = _Start(answers_s, run_s, price, other_s, stoppable, device.predicted_s)
+    start = _Start(answers_s, run_s, price, other_s, stoppable, device.predicted_s, late_price_s)
     start_s = _best_start_s(_Remaining.of(entry, view.residuals, elapsed_s, left_s), start)
     if start_s == inf:
         return Hedge(inf, "the link is expected to be first")
@@ -150,14 +156,42 @@ def instead(left_s: float | None, answers_s: float, allowance_s: float, run_s: f
     return allowance_s < run_s and seconds_alone(policy) and left_s is not None and left_s > answers_s
 
 
-def weighed_s(entry: Ranked, view: LinkView, device_s: float) -> float:
-    """Expected seconds of an arm, later ones than the device's `device_s` with the regret of them.
+def parting(
+    left_s: float | None,
+    elapsed_s: float,
+    answers_s: float,
+    device: Ranked,
+    allowance_s: float,
+    run_s: float,
+    policy: SplitPolicy,
+) -> Hedge | None:
+    """The last moment at which the device can still answer in time (LATE_RATIO), for a request beside whose link no
+    hedge can be afforded; there the link is given up if, at its pace so far, it is the later one.
+
+    None after that moment, or where there is none. Before it: when to ask again.
+    """
+    late_s = LATE_RATIO * device.predicted_s
+    timely_s = late_s - answers_s
+    if allowance_s >= run_s or device.excluded or not 0.0 < timely_s < inf or not seconds_alone(policy):
+        return None
+    if elapsed_s < timely_s - AT_ONCE_S:
+        return Hedge(timely_s - elapsed_s, "the device can still be in time")
+    late = left_s is not None and left_s > answers_s and elapsed_s + left_s > late_s
+    if late and elapsed_s < timely_s + TIMELY_S:
+        return Hedge(0.0, f"the link would be late, the device answers in {answers_s:.2f} s", instead=True)
+    return None
+
+
+def weighed_s(entry: Ranked, view: LinkView, device_s: float, late_price_s: float = 0.0) -> float:
+    """Expected seconds of an arm, later ones than the device's `device_s` with the regret of them, and the late ones
+    with their price.
 
     By what the link's last transfers took over their predictions; without any, what is predicted is expected.
     """
     moments_s = _moments_s(entry, view, device_s)
     late_s = sum(max(0.0, seconds - device_s) for seconds in moments_s)
-    return (sum(moments_s) + REGRET * late_s) / len(moments_s)
+    missed = sum(seconds > LATE_RATIO * device_s for seconds in moments_s)
+    return (sum(moments_s) + REGRET * late_s + late_price_s * missed) / len(moments_s)
 
 
 def worth_both(entry: Ranked, view: LinkView, device_s: float, allowance_s: float) -> bool:
@@ -197,7 +231,7 @@ def _refused(entry: Ranked, device: Ranked, run_s: float, allowance_s: float, po
 class _Start:
     """What a start of the device brings. device_s: until it answers, waiting included. run_s: what it uses at the most.
     price: seconds of waiting that must be saved per device second. other_s: what it costs besides, in seconds. alone_s:
-    until the device would have answered had it been started with the request."""
+    until the device would have answered had it been started with the request. late_price_s: of a late answer."""
 
     device_s: float
     run_s: float
@@ -205,6 +239,7 @@ class _Start:
     other_s: float
     stoppable: bool
     alone_s: float
+    late_price_s: float
 
 
 @frozen
@@ -244,21 +279,25 @@ class _Remaining:
         used_s = late * start.run_s
         if start.stoppable:
             used_s = min(used_s, first_s - self.sooner(start_s))
-        return self._regretted(first_s, start) + start.price * used_s + start.other_s * late
+        return self._regretted(first_s, start, ends_s) + start.price * used_s + start.other_s * late
 
     def alone(self, start: _Start) -> float:
         """The same without the device."""
         alone_s = self.sums_s[-1] + self.tail * self.from_s * TAIL_EXPONENT / (TAIL_EXPONENT - 1.0)
-        return self._regretted(alone_s, start)
+        return self._regretted(alone_s, start, inf)
 
     def sooner(self, at_s: float) -> float:
         """The lesser of `at_s` and the answer's moment, times the weight of all moments."""
         before = bisect_right(self.moments_s, at_s)
         return self.sums_s[before] + (len(self.moments_s) - before) * at_s + self.tail * self._tail_s(at_s)
 
-    def _regretted(self, first_s: float, start: _Start) -> float:
-        """`first_s` with what is later than the device, had it been started with the request."""
-        return first_s + REGRET * max(0.0, first_s - self.sooner(start.alone_s))
+    def _regretted(self, first_s: float, start: _Start, ends_s: float) -> float:
+        """`first_s` with what is later than the device, had it been started with the request, and with the price of
+        late answers, of which there are none where the device ends in time.
+        """
+        late_s = LATE_RATIO * start.alone_s
+        price_s = start.late_price_s * self._later(late_s) if ends_s > late_s else 0.0
+        return first_s + REGRET * max(0.0, first_s - self.sooner(start.alone_s)) + price_s
 
     def _later(self, at_s: float) -> float:
         """Weight of the moments after `at_s`."""
@@ -278,10 +317,11 @@ def _best_start_s(remaining: _Remaining, start: _Start) -> float:
     """The start, counted from the request's, with the least expected time and price; infinite when none pays.
 
     A later start saves the price of all answers that come before it, so among the moments seen only they themselves
-    and now need be tried.
+    and now need be tried, and the last one from which the device ends in time.
     """
     tail_starts = (remaining.usual_s * times for times in _TAIL_STARTS)
-    starts = sorted({remaining.elapsed_s, *remaining.moments_s, *tail_starts})
+    timely_s = max(remaining.elapsed_s, LATE_RATIO * start.alone_s - start.device_s)
+    starts = sorted({remaining.elapsed_s, timely_s, *remaining.moments_s, *tail_starts})
     best_s, least = inf, remaining.alone(start)
     for start_s in starts:
         if start_s >= remaining.elapsed_s and start_s < inf:

@@ -345,7 +345,6 @@ class _Replay:
             now_s = self.world.agenda.now_s
             self.latencies.append(now_s - due_s)
             self.arms[str(arm)] = self.arms.get(str(arm), 0) + 1
-            self.decider.finished()
             if number + 1 < self.load.count:
                 self.world.agenda.at((number + 1) * self.load.every_s, lambda: self._request(number + 1))
 
@@ -361,6 +360,8 @@ class _Replay:
             looks = self.decider.looks(decision.arm, (LINK,), self.looking, self.costs, views, self.policy, now_s)
 
         def ended(arm: Arm) -> None:
+            self.decider.took(decision, self.world.agenda.now_s)
+            self.decider.finished()
             answered(arm)
             for cost in looks:  # after the answer: before it, both would stand in line for the same device
                 if LINK not in self.looking:

@@ -106,6 +106,7 @@ class Runner:
         except MidstreamError as err:
             self._done(request_id, decision.arm, err.code, began_s, str(err))
             if not isinstance(err, BadRequest):  # a bad input says nothing of a link
+                self._decider.took(decision, self._ports.clock())
                 self._looks.begin(looks, work)
             raise
         except asyncio.CancelledError:
@@ -114,6 +115,7 @@ class Runner:
         finally:
             self.running -= 1
             self._decider.finished(encoded=encoded)
+        self._decider.took(decision, self._ports.clock())
         self._looks.begin(looks, work)
         answer = outcome.answer
         self._learn_from(outcome.arm, answer.spent, work)

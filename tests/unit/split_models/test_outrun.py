@@ -176,9 +176,13 @@ def test_without_an_allowance_a_transfer_that_needs_longer_than_the_device_is_gi
     decision = ask(decider, STEADY, NO_HEDGES, 10.0)
     good = decider.hedge(decision, {"cloud": moving(10.0, 10.05, 50_000, 1e6)}, 10.05, NO_HEDGES)
     assert not good.instead
-    assert good.start_in_s == inf
+    assert good.start_in_s == pytest.approx(0.03), "asked again when the device is about to be late too"
+    kept = decider.hedge(decision, {"cloud": moving(10.0, 10.08, 70_000, 1e6)}, 10.08, NO_HEDGES)
+    assert (kept.instead, kept.start_in_s) == (False, inf)
     young = decider.hedge(decision, {"cloud": moving(10.0, 10.02, 0, 1e4)}, 10.02, NO_HEDGES)
     assert not young.instead, "a start says little"
+    last = decider.hedge(decision, {"cloud": moving(10.0, 10.08, 0, 1e5)}, 10.08, NO_HEDGES)
+    assert (last.instead, last.start_in_s) == (True, 0.0), "the last moment for a device that is to be in time"
     stalled = decider.hedge(decision, {"cloud": moving(10.0, 10.3, 20_000, 1e5)}, 10.3, NO_HEDGES)
     assert (stalled.instead, stalled.start_in_s, stalled.run_s) == (True, 0.0, 0.0)
     rich = held_on_the_cloud(HEDGES)
