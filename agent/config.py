@@ -154,9 +154,9 @@ def _default_file(env: Mapping[str, str]) -> Path | None:
 def _refuse_misspelt(env: Mapping[str, str]) -> None:
     """Clients have variables of their own with our prefix; one that is nearly a setting's was meant as that."""
     known = [setting.variable.removeprefix(ENV_PREFIX) for setting in SETTINGS]
-    for variable in env:
+    for variable, text in env.items():
         name = variable.removeprefix(ENV_PREFIX)
-        if name == variable or name in (*known, *_OTHER_VARIABLES) or name.startswith("COORDINATOR_"):
+        if name == variable or not text or name in (*known, *_OTHER_VARIABLES) or name.startswith("COORDINATOR_"):
             continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         if near:
@@ -243,8 +243,8 @@ def _build(values: dict[str, Any], labels: Mapping[str, str], env: Mapping[str, 
     return config
 
 
-_OTHER_VARIABLES = ("CONFIG", "HUB_URL")
-"""Read elsewhere; no settings of the agent."""
+_OTHER_VARIABLES = ("CONFIG", "HUB_URL", "URL", "MODEL")
+"""Read elsewhere, or by clients; no settings of the agent."""
 
 _TABLES = ("labels", "provider", "provider_models")
 

@@ -80,7 +80,7 @@ class Law:
                 self.notes.append("there was no time for all answers that were to go on from their prompts")
                 return
             before, after = outcome.at_last_seam()
-            prompt = outcome.plan.prompt + b"".join(token.data for token in before).decode("utf-8", "replace")
+            prompt = outcome.plan.prompt + _text_of(before)
             made, _ = await self._last_actor(outcome).run(prompt, len(after))
             outcome.alone = [token for token in made if token.data and token.id is not None]
 
@@ -224,18 +224,27 @@ def _compare_alone(own: Own, outcome: Outcome, before: Sequence[Token], at: int)
     """The same of what the target made of the same text as its prompt."""
     if not outcome.alone:
         return
-    prompt = outcome.plan.prompt + b"".join(token.data for token in before).decode("utf-8", "replace")
+    prompt = outcome.plan.prompt + _text_of(before)
     scored = own.oracle.score(prompt, [], [token.id for token in outcome.alone if token.id is not None])
     own_nll = own.nll(outcome.plan.number % len(PROMPTS), at, at + len(scored.nll))
     if own_nll is not None:
         outcome.alone_rest = Likelihood(sum(scored.nll) / len(scored.nll), own_nll)
 
 
+def _text_of(tokens: Sequence[Token]) -> str:
+    return b"".join(token.data for token in tokens).decode("utf-8", "replace")
+
+
 def chosen_for_alone(outcomes: Sequence[Outcome], most: int = MOST_ALONE) -> list[Outcome]:
-    """Clean moves between two models, each pair and way in its turn, at most so many."""
+    """Clean moves between two models, each pair and way in its turn, at most so many; none whose seam divides a
+    character, since what stands before it is no text.
+    """
     by_way: dict[tuple[Pair, bool], list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.clean and outcome.moved and outcome.plan.pair.crosses == "other model" and outcome.at_last_seam()[1]:
+        before, after = outcome.at_last_seam()
+        if not (outcome.clean and outcome.moved and after and outcome.plan.pair.crosses == "other model"):
+            continue
+        if "\ufffd" not in _text_of(before):
             by_way.setdefault((outcome.plan.pair, outcome.plan.to_cloud), []).append(outcome)
     turns = zip_longest(*by_way.values())
     return [outcome for turn in turns for outcome in turn if outcome is not None][:most]

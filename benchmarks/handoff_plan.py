@@ -23,6 +23,8 @@ LEFT_TOKENS = 12
 """Tokens that a short answer has left when it may move first."""
 
 CLEAN, KILLS, ALONE = 100, 100, 24
+"""Answers that move and nobody is killed, in which somebody is, and that stay."""
+
 QUICK_CLEAN, QUICK_KILLS, QUICK_ALONE = 3, 4, 1
 QUICK_PROMPTS = 2
 KILLS_FIRST_RATIO = 0.8

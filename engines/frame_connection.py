@@ -389,6 +389,7 @@ class FrameConnection:
             asked.done.set_result(whole)
 
     def _free(self, size_bytes: int) -> None:
+        """At once on the loop's own thread, even from within `on_answer`; from another one in its next turn."""
         if threading.get_ident() == self._thread:
             self._freed(size_bytes)
             return

@@ -7,6 +7,7 @@ prompt hard however short it is.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from attrs import define
@@ -59,6 +60,9 @@ MARKS: Mapping[str, str] = {
     ),
 }  # fmt: skip
 
+_HARD_PHRASES = MARKS["hard"].split("|")
+_HARD_WORDS = re.compile("|".join(rf"\b{one}\b" if one.isascii() else one for one in _HARD_PHRASES))
+
 
 @define
 class Estimate:
@@ -89,6 +93,15 @@ def estimate(marks: Sequence[int], prompt_tokens: int, turns: int, tools: int = 
     if hard and score < HARD_FLOOR:
         score = HARD_FLOOR
     return Estimate(min(1.0, max(0.0, score)), hard)
+
+
+def says_hard(text: str) -> bool:
+    """Whether one of the words that make a prompt hard stands in `text`; for what features leave unread."""
+    plain = text.lower().replace("-", " ")
+    for phrase in _HARD_PHRASES:  # an occurrence within a longer word is rare, so that few patterns are run
+        if phrase in plain:
+            return _HARD_WORDS.search(plain) is not None
+    return False
 
 
 def mark_keys() -> dict[Key, list[int]]:

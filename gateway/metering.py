@@ -50,6 +50,7 @@ class _Entry:
     places: int = 0
     fetching: asyncio.Task[None] | None = None
     leasing: asyncio.Lock = field(factory=asyncio.Lock)
+    turns: Turns = field(factory=Turns)
     alerted: set[tuple[str, int, float]] = field(factory=set)
     spent: dict[str, tuple[int, float]] = field(factory=dict)
     """Window -> its slot, and the share of the budget that was spent in it when bills were last written."""
@@ -81,7 +82,6 @@ class MeteredLimits:
         self._emit = emit
         self._room = room
         self._running = 0
-        self._turns = Turns()
         self._entries: dict[str, _Entry] = {}
         self._bills: dict[tuple[str, int], Bill] = {}
         self._task: asyncio.Task[None] | None = None
@@ -110,16 +110,27 @@ class MeteredLimits:
         entry = self._entry(caller.tenant)
         self._check_share(entry.account)
         need = Need(estimate.prompt_tokens + estimate.answer_tokens, nano_usd(estimate.money))
-        found = entry.account.reserve(need, self._now())
+        found, waited = entry.account.reserve(need, self._now()), False
         for _ in range(MAX_ROUNDS):
             if not isinstance(found, Shortage):
                 break
             await self._fetch(entry, found)
-            found = entry.account.reserve(need, self._now())
-        if isinstance(found, Held):
-            self._running += 1
-            return Reserved(self, entry.account, found)
-        raise self._refusal(entry.account, found)
+            found, waited = entry.account.reserve(need, self._now()), True
+        if not isinstance(found, Held):
+            raise self._refusal(entry.account, found)
+        self._running += 1
+        reserved = Reserved(self, entry.account, found)
+        if waited:
+            await self._in_turn(entry, reserved)
+        return reserved
+
+    async def _in_turn(self, entry: _Entry, reserved: Reserved) -> None:
+        """Those of a tenant that waited together go on one by one, as they came; what they hold is theirs already."""
+        try:
+            await entry.turns.mine()
+        except BaseException:
+            await reserved.release()
+            raise
 
     def ended(self) -> None:
         """A request gave its place in the house back."""
@@ -221,7 +232,6 @@ class MeteredLimits:
         if entry.fetching is None:
             entry.fetching = asyncio.get_running_loop().create_task(self._ask(entry))
         await asyncio.shield(entry.fetching)
-        await self._turns.mine()  # those that waited together go on one by one, as they came
 
     async def _ask(self, entry: _Entry) -> None:
         draws, entry.draws = tuple(entry.draws.values()), {}

@@ -6,7 +6,10 @@ from attrs import define
 
 from gateway import complexity
 from gateway.intents import LANE_BITS, Intent, IntentModel, lanes_of, total
-from gateway.prompt_features import features
+from gateway.prompt_features import HEAD, TAIL, features
+
+HARD_HEAD, HARD_TAIL = 120, 90
+"""Characters in which a hard mark is found: more than features read, since it keeps a prompt from the device."""
 
 
 @define
@@ -36,4 +39,13 @@ class PromptReader:
         found = features(text)
         lanes = lanes_of(total(self._packed, found), self._lanes)
         intent = self.model.likeliest(lanes[: self._intents], found.tokens)
-        return Seen(intent, lanes[self._intents :], found.chinese)
+        marks = lanes[self._intents :]
+        if not marks[complexity.HARD] and len(text) > HEAD + TAIL and complexity.says_hard(_ends(text)):
+            marks = (*marks[: complexity.HARD], 1, *marks[complexity.HARD + 1 :])
+        return Seen(intent, marks, found.chinese)
+
+
+def _ends(text: str) -> str:
+    if len(text) <= HARD_HEAD + HARD_TAIL:
+        return text
+    return f"{text[:HARD_HEAD]} {text[-HARD_TAIL:]}"

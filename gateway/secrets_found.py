@@ -50,7 +50,7 @@ _WORDS = (_KEY, b"secret", b"token", b"pass", b"pwd")
 _HAN = ("密", "令")
 """Of 密码, 密钥, 口令 and 令牌; one character is found many times sooner than two."""
 
-_TAKEN_FOR_LETTERS = "\u212a\u017f\u0130\u0131"
+_TAKEN_FOR_LETTERS = {0x212A: "k", 0x17F: "s", 0x130: "i", 0x131: "i"}
 """What re.IGNORECASE takes for k, s and i."""
 
 _QUOTES = "\"'`"
@@ -110,9 +110,8 @@ def _said(text: str, plain: bytes) -> Iterator[tuple[int, int]]:
 def after_words(text: str, plain: bytes) -> Iterator[re.Match[str]]:
     """What `SAID.finditer` finds, looked for around its words only: over a long text that is hundreds of times less."""
     wide = not text.isascii()
-    if wide and any(letter in text for letter in _TAKEN_FOR_LETTERS):
-        yield from SAID.finditer(text)
-        return
+    if wide and any(chr(letter) in text for letter in _TAKEN_FOR_LETTERS):
+        plain = text.translate(_TAKEN_FOR_LETTERS).encode("ascii", "replace")
     lowered = plain.lower()
     # What is said of a key has a word before it; of the others the match begins with them.
     places = [(at, MAX_BEFORE_WORD if word is _KEY else 0) for word in _WORDS for at in _places_of(word, lowered)]

@@ -83,9 +83,10 @@ class HttpWire(asyncio.Protocol):
             self._timer = loop.call_at(self._until_s, self._look)
 
     async def begun(self) -> None:
-        """Return when `status` and `headers` are those of the answer and its body has begun, or is empty.
+        """Return when `status` and `headers` are those of the answer.
 
-        A head by itself wakes nobody. Raises LinkClosed or LinkError.
+        A head by itself wakes nobody who waits: that is for the body's first part, or its end. Raises LinkClosed or
+        LinkError.
         """
         while self._state == "head":
             await self._wait()

@@ -33,8 +33,8 @@ DOWN_S = 60.0
 """A link that failed is left alone so long where the policy allows no looks, which would find it again sooner."""
 
 SEEN_SHARE = 0.5
-"""No transfer is given up for its pace before this share of its predicted time: what has moved is known a round trip
-later, and a start is often slow."""
+"""No transfer that is slower than the device is given up before this share of its predicted time: what has moved is
+known a round trip later, and a start is often slow. The last moment in which the device is in time may come sooner."""
 
 HEAD_FIRST = Hedge(inf, "the head runs first")
 
@@ -425,12 +425,12 @@ class Decider:
         return self._lateness.price_s(device_s) if seconds_alone(policy) else 0.0
 
     def _by_link_s(self, proposal: Proposal, device_s: float, now_s: float) -> float:
-        """What a request is expected to take on its best link arm; without any, for as long as there has been none."""
+        """What a request is expected to take on its best link arm; without any, since the last one failed."""
         best = next((entry for entry in proposal.ranking if entry.arm.link and not entry.excluded), None)
         if best is not None:
             return best.predicted_s
         down = [state.down_since_s for state in self._links.values() if state.down_since_s is not None]
-        return now_s - min(down) if down else device_s
+        return now_s - max(down) if down else device_s
 
     def _link(self, name: str) -> _LinkState:
         return self._links.setdefault(name, _LinkState())

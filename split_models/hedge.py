@@ -49,7 +49,8 @@ AT_ONCE_S = 1e-3
 
 
 TIMELY_S = 0.04
-"""How long the last moment of `parting` lasts: less than the time after which a waiting request asks again."""
+"""How long the last moment of `parting` lasts: less than the time after which a waiting request asks again. A loop that
+is later than this has missed it, and keeps to the link."""
 
 
 @frozen

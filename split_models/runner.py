@@ -13,7 +13,7 @@ from attrs import evolve
 
 from netprobe.view import UNKNOWN_LINK
 from protocol.device import Measured
-from protocol.errors import BadRequest, MidstreamError
+from protocol.errors import BadRequest, Full, MidstreamError
 from protocol.events import ArmSwitched, TensorDone
 from protocol.policy import SplitPolicy
 from protocol.trace import present
@@ -106,7 +106,8 @@ class Runner:
         except MidstreamError as err:
             self._done(request_id, decision.arm, err.code, began_s, str(err))
             if not isinstance(err, BadRequest):  # a bad input says nothing of a link
-                self._decider.took(decision, self._ports.clock())
+                if not isinstance(err, Full):  # refused at once: nobody's answer came late, and none came in time
+                    self._decider.took(decision, self._ports.clock())
                 self._looks.begin(looks, work)
             raise
         except asyncio.CancelledError:

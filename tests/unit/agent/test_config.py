@@ -43,7 +43,10 @@ def test_a_misspelt_variable_is_not_ignored() -> None:
 
 
 def test_variables_of_others_are_left_alone() -> None:
-    others = {"MIDSTREAM_URL": "http://x", "MIDSTREAM_HUB_URL": "http://y", "MIDSTREAM_COORDINATOR_PORT": "1"}
+    others = {
+        "MIDSTREAM_URL": "http://x", "MIDSTREAM_HUB_URL": "http://y", "MIDSTREAM_COORDINATOR_PORT": "1",
+        "MIDSTREAM_MODEL": "m", "MIDSTREAM_PROT": "",
+    }  # fmt: skip
     assert load(environ=others).port == load(environ={}).port
 
 

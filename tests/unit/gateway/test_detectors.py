@@ -51,6 +51,20 @@ def test_private_values_are_found(text: str, expected: list[tuple[str, str]]) ->
     assert found(text) == expected
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "sk-" + "a1" * 12, "sk_live_" + "a1" * 10, "rk_test_" + "a1" * 10, "ghp_" + "a1" * 12,
+        "github_pat_" + "a1" * 12, "glpat-" + "a1" * 10, "xoxb-" + "12" * 8, "ASIA" + "AB12" * 4, "LTAI" + "a1" * 8,
+        "AKID" + "a1" * 8, "AIza" + "a1b2c" * 7, "hf_" + "a1" * 12, "npm_" + "a1b2" * 9, "pypi-" + "a1" * 10,
+        "eyJ" + "a1" * 8 + "." + "b2" * 6 + "." + "c3" * 6,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("around", ["{}", "is this {} or what", "Schlüssel {} 密"])
+def test_every_makers_mark_is_found(value: str, around: str) -> None:
+    assert found(around.format(value)) == [("secret", value)]
+
+
 def test_a_private_key_is_found_whole() -> None:
     block = "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----"
     assert found(f"see {block} ok") == [("secret", block)]

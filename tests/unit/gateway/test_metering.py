@@ -119,6 +119,36 @@ async def test_requests_that_waited_for_the_ledger_go_on_one_by_one() -> None:
             assert seen.index(("spoke", number)) < seen.index(("admitted", number + 2))
 
 
+async def test_who_waited_for_the_ledger_holds_its_place_before_those_who_came_later() -> None:
+    async with metered(acme(max_concurrent=4)) as at:
+        first = [asyncio.create_task(tried(at, Estimate("m", 1, 1, 0.0))) for _ in range(4)]
+        while not any(task.done() for task in first):
+            await asyncio.sleep(0)
+        assert at.limits.reserved("acme")["places"] == 4, "the others hold theirs, and wait for their turn only"
+        late = await tried(at, Estimate("m", 1, 1, 0.0))
+        assert isinstance(late, RateLimited)
+        first[-1].cancel()
+        await asyncio.wait(first)
+        assert at.limits.reserved("acme")["places"] == 3, "one that left while it waited gave its place back"
+        for task in first[:-1]:
+            one = task.result()
+            assert isinstance(one, Reserved)
+            await one.release()
+
+
+async def test_one_tenants_crowd_at_the_ledger_does_not_stand_before_another_tenant() -> None:
+    async with metered(acme(usd_per_day=1.0)) as at:
+        at.tenants["other"] = Tenant("other", quota=Quota(usd_per_day=1.0))
+        crowd = [asyncio.create_task(tried(at, Estimate("m", 1, 1, 0.0001))) for _ in range(200)]
+        other = asyncio.create_task(at.limits.reserve(Caller(tenant="other"), Estimate("m", 1, 1, 0.0001)))
+        one = await other
+        assert sum(task.done() for task in crowd) < 100
+        await one.release()
+        for held in await asyncio.gather(*crowd):
+            assert isinstance(held, Reserved)
+            await held.release()
+
+
 async def test_settle_and_release_count_once() -> None:
     async with metered(acme(max_concurrent=1, usd_per_day=1.0)) as at:
         one = await at.limits.reserve(ACME, Estimate("m", 1, 1, 0.5))

@@ -147,6 +147,16 @@ def test_short_but_hard_prompts_are_never_edge_only(text: str) -> None:
     assert route(text, offer=resting).hard
 
 
+@pytest.mark.parametrize("hard", ["prove it", "is it NP-hard", "给出证明"])
+@pytest.mark.parametrize("before", [0, 40, 100])
+def test_a_hard_mark_counts_in_more_of_a_long_prompt_than_the_classifier_reads(hard: str, before: int) -> None:
+    assert route("a " * (before // 2) + hard + " south" * 80).hard
+
+
+def test_a_hard_word_within_another_one_is_none() -> None:
+    assert not route("please improve and approve " * 20).hard
+
+
 def test_requests_with_tools_go_to_the_cloud_unless_a_rule_or_policy_says_otherwise() -> None:
     chat = ChatRequest("auto", (Message("user", SUMMARIZE),), tools=({"type": "function", "function": {"name": "f"}},))
 
