@@ -13,11 +13,13 @@ with another prompt (`remade`).
 The law in numbers: the target's tokens lie within 0.25 nats of the best one of a one-shot pass over the same prefix.
 llama-cpp-python makes the pass for all of them, with the attention that the engines decode with; a token that lies
 further below there (`over_in_first_pass`) is put before the engine that made it, in a process of its own, which reads
-the same prefix in one go: other builds of llama.cpp round differently. Further below there too is a violation, and is
-looked into: `over_as_it_went` counts those that lie as far below when the engine reads the prefix as it did then, up to
-the seam as it was given it and its own tokens one by one (0: all of them are rounding, by how many tokens are read at
-once). The same is done with answers that nobody moved (`own_over`, `own_over_as_it_went`, and `nats_worst_own` beside
-`nats_worst`). What the `nll_ratio` keys and `id_bytes_ratio` count is told in benchmarks/handoff_report.py.
+the same prefix in one go: other builds of llama.cpp round differently. What lies further below there too
+(`over_in_own_pass`) goes through passes in other micro-batches: further below in each of them is a violation. That the
+passes can tell is shown by answers of which the token before the seam is left out (`control_seen_ratio`).
+`over_as_it_went` counts those of `over_in_own_pass` that lie as far below when the engine reads the prefix as it did
+then, up to the seam as it was given it and its own tokens one by one. The same is done with answers that nobody moved
+(keys with `own_`, and `nats_worst_own` beside `nats_worst`). What the `nll_ratio` keys and `id_bytes_ratio` count is
+told in benchmarks/handoff_report.py.
 """
 
 from __future__ import annotations
@@ -365,7 +367,7 @@ async def run(json_file: Path | None, quick: bool, seed: int, limit_s: float, bo
         bench.save(complete=False)
         await bench.law.alone(bench.outcomes, began_s + limit_s)
         await asyncio.to_thread(bench.law.score, bench.outcomes, files, began_s + limit_s)
-        await bench.law.ask(began_s + limit_s)
+        await bench.law.ask(files, began_s + limit_s)
         bench.notes += bench.law.notes
         bench.complete = bench.complete and bench.law.complete
     return bench

@@ -2,12 +2,13 @@
 
 A one-shot pass by one build of llama.cpp judges what several builds made; each rounds in its own way. So a token that
 lies too far below the best one there goes to the engine that made it, freshly started, which reads the same prefix in
-one go. Answers that nobody moved are measured alike: they tell what rounding alone does.
+one go, and then through passes in other micro-batches (benchmarks/handoff_passes.py). One that lies too far below in
+each of them is a violation. Answers that nobody moved are measured alike: they tell what rounding alone does.
 
-A token that lies too far below there too is a violation, as the law is written. Such a one is also read as it went: the
-prefix up to the seam as the engine was given it, then the engine's own tokens one by one. llama.cpp rounds differently
-by how many tokens it reads at once, always the same for the same: a token that is the best one there is what the engine
-makes of exactly this prefix. What it still had of the beginning is not known, so that a few ways are tried.
+One that lies too far below in its engine's pass is also read as it went: the prefix up to the seam as the engine was
+given it, then the engine's own tokens one by one. llama.cpp rounds differently by how many tokens it reads at once,
+always the same for the same: a token that is the best one there is what the engine makes of exactly this prefix. What
+it still had of the beginning is not known, so that a few ways are tried.
 
 What the target writes behind a seam is its own greedy continuation of a text that another model wrote. `alone` has the
 target continue the same text, as its prompt and moved by nobody: what `nll_ratio` is more than that is the handoff's.
@@ -15,13 +16,17 @@ target continue the same text, as its prompt and moved by nobody: what `nll_rati
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import takewhile, zip_longest
 from pathlib import Path
+from statistics import fmean
 
 from attrs import evolve
 
+from benchmarks.handoff_passes import Question, put
 from benchmarks.handoff_plan import PROMPTS, Pair
 from benchmarks.handoff_report import Likelihood, Outcome
 from benchmarks.handoff_score import NATS, Oracle, Own, Scored, Suspect, as_it_went, own_pass
@@ -36,6 +41,12 @@ OWN_PASSES_SHARE = 0.25
 
 ALONE_SHARE = 0.2
 """Of the time for scoring, at most, to have targets go on from prompts, about a second each on a quiet machine."""
+
+MOST_CONTROLS = 12
+"""Of each model: answers that are held against a prefix that lacks a token."""
+
+CONTROL_TOKENS = 8
+"""Fewer tokens behind the seam say little."""
 
 MOST_ALONE = 24
 """Of all answers that moved between two models; in turns of the pairs and of both ways."""
@@ -55,16 +66,22 @@ class Law:
         self._actors, self._own = actors, own
         self._suspects: list[tuple[Outcome | None, Suspect]] = []
         self._worst: dict[bool, dict[str, float]] = {True: {}, False: {}}
-        self._own_over = 0
         self._over: list[tuple[Outcome | None, Suspect]] = []
+        self._own_violations = 0
         self._went: list[tuple[bool, float]] = []
+        self._controls: dict[str, list[Question]] = {}
+        self._controls_seen: list[bool] = []
 
     def keys(self) -> dict[str, object]:
         """Worst distances in nats by engine and model, and how often somebody was asked twice."""
         return {
             "over_in_first_pass": sum(outcome is not None for outcome, _ in self._suspects),
             "own_over_in_first_pass": sum(outcome is None for outcome, _ in self._suspects),
-            "own_over": self._own_over,
+            "over_in_own_pass": sum(outcome is not None for outcome, _ in self._over),
+            "own_over_in_own_pass": sum(outcome is None for outcome, _ in self._over),
+            "own_law_violations": self._own_violations,
+            "controls": len(self._controls_seen),
+            "control_seen_ratio": fmean(self._controls_seen) if self._controls_seen else None,
             "over_as_it_went": sum(moved and nats > NATS for moved, nats in self._went),
             "own_over_as_it_went": sum(not moved and nats > NATS for moved, nats in self._went),
             "nats_worst_as_it_went": max((round(nats, 3) for _, nats in self._went), default=None),
@@ -97,8 +114,10 @@ class Law:
             finally:
                 oracle.close()
 
-    async def ask(self, end_s: float) -> None:
-        """Put what lies too far below before the engines themselves, each in a new process: nothing is cached."""
+    async def ask(self, files: Mapping[str, Path], end_s: float) -> None:
+        """Put what lies too far below before the engines themselves, each in a new process: nothing is cached; then
+        through the other passes.
+        """
         for name in sorted({suspect.actor for _, suspect in self._suspects}):
             actor = self._actors[name]
             actor.kill()
@@ -110,8 +129,25 @@ class Law:
                     self._cut_short(f"there was no time to ask {name} about all tokens; the first pass counts")
                 in_time = time.monotonic() <= end_s
                 self.settle(outcome, suspect, await own_pass(actor, suspect) if in_time else suspect.nats)
+        await asyncio.to_thread(self._pass_again, files, end_s)
         for outcome, suspect in self._over:
             await self._read_again(outcome, suspect, end_s)
+
+    def _pass_again(self, files: Mapping[str, Path], end_s: float) -> None:
+        """The verdict on what lay too far below in its engine's own pass, and the controls; blocks."""
+        for model, file in files.items():
+            over = [(one, suspect) for one, suspect in self._over if self._actors[suspect.actor].model == model]
+            asked = [Question(suspect.ids, (suspect.token,), [suspect.nats]) for _, suspect in over]
+            if not put(asked, partial(Oracle, file, CONTEXT_TOKENS // 2), NATS, end_s):
+                self._cut_short("there was no time for all passes over tokens beyond the bound")
+            for (outcome, suspect), question in zip(over, asked, strict=True):
+                self.judge(outcome, suspect, question.nats[0])
+        for model, file in files.items():
+            controls = self._controls.get(model, [])
+            if put(controls, partial(Oracle, file, CONTEXT_TOKENS // 2), NATS, end_s):
+                self._controls_seen += [max(control.nats) > NATS for control in controls]
+            else:
+                self.notes.append(f"there was no time for the controls of {model}")
 
     async def _read_again(self, outcome: Outcome | None, suspect: Suspect, end_s: float) -> None:
         """In the ways it may have gone, each by a new process, until the token is the best one; what there was no time
@@ -166,20 +202,32 @@ class Law:
         self._suspects += [(outcome, suspect) for suspect in scored.suspects(actor.name, before, after, read)]
         self._seen(outcome, actor.name, max((nats for nats in scored.nats if nats <= NATS), default=0.0))
         if outcome.clean and outcome.moved and after:
+            self._keep_control(own.model, outcome, (*scored.head, *before[:-1]), after)
             _compare(own, outcome, scored, len(before))
             _compare_alone(own, outcome, read_tokens, len(before))
 
+    def _keep_control(self, model: str, outcome: Outcome, given: Sequence[int], after: Sequence[Token]) -> None:
+        """An answer without the token before its seam: what was made behind it must not pass for right."""
+        kept = self._controls.setdefault(model, [])
+        made = tuple(token.id for token in after if token.id is not None)
+        if outcome.plan.pair.crosses == "ids" and len(made) >= CONTROL_TOKENS and len(kept) < MOST_CONTROLS:
+            kept.append(Question(given, made, [float("inf")] * len(made)))
+
     def settle(self, outcome: Outcome | None, suspect: Suspect, nats: float) -> None:
         """What the engine itself says of a token; without an outcome it is of an answer that nobody moved."""
+        if nats <= NATS:
+            self._seen(outcome, suspect.actor, nats)
+        else:
+            self._over.append((outcome, evolve(suspect, nats=min(nats, suspect.nats))))
+
+    def judge(self, outcome: Outcome | None, suspect: Suspect, nats: float) -> None:
+        """What all passes say: the least distance is the token's."""
         self._seen(outcome, suspect.actor, nats)
         if nats <= NATS:
             return
-        self._over.append((outcome, suspect))
-        wrong = (
-            f"a token of {suspect.actor} lies {nats:.2f} nats below its own best one (first pass: {suspect.nats:.2f})"
-        )
+        wrong = f"a token of {suspect.actor} lies {nats:.2f} nats and more below the best one of each pass"
         if outcome is None:
-            self._own_over += 1
+            self._own_violations += 1
             self.notes.append(f"in an answer that nobody moved {wrong}")
         else:
             outcome.judged = evolve(outcome.judged, violations=(*outcome.judged.violations, wrong))

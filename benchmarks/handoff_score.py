@@ -144,14 +144,14 @@ class Scored:
 class Oracle:
     """One-shot passes of a model over whole texts, with the logits of every position, by llama-cpp-python."""
 
-    def __init__(self, file: Path, context_tokens: int) -> None:
+    def __init__(self, file: Path, context_tokens: int, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> None:
         import llama_cpp
 
         self._model: Any = llama_cpp.Llama(
             str(file),
             n_ctx=context_tokens,
             n_batch=context_tokens,
-            n_ubatch=MICRO_BATCH_TOKENS,
+            n_ubatch=micro_batch_tokens,
             n_threads=1,
             n_threads_batch=2,
             flash_attn=True,
@@ -167,17 +167,26 @@ class Oracle:
         """Token ids as the engines make them of a prompt or of an answer so far."""
         return list(self._model.tokenize(text, add_bos=prompt, special=prompt))
 
+    def below(self, given: Sequence[int], made: Sequence[int]) -> list[float]:
+        """How far below the best one each token of `made` lies, behind `given` and those of `made` before it."""
+        best, chosen, _ = self._pass(given, made)
+        return [float(nats) for nats in best - chosen]
+
+    def _pass(self, head: Sequence[int], answer: Sequence[int]) -> tuple[Any, Any, Any]:
+        """Logits of the answer's tokens: of the best one there, of the one that was chosen, and all of them."""
+        import numpy as np
+
+        self._model.reset()
+        self._model.eval([*head, *answer])
+        rows = self._model.scores[len(head) - 1 : len(head) - 1 + len(answer)]
+        return rows.max(axis=1), rows[np.arange(len(answer)), list(answer)], rows
+
     def score(self, prompt: str, before: Sequence[int], after: Sequence[int]) -> Scored:
         """`before` + `after` behind the prompt; `nats` are of `after` alone."""
         import numpy as np
 
         head = self.ids(prompt.encode(), prompt=True)
-        answer = [*before, *after]
-        self._model.reset()
-        self._model.eval([*head, *answer])
-        rows = self._model.scores[len(head) - 1 : len(head) - 1 + len(answer)]
-        best = rows.max(axis=1)
-        chosen = rows[np.arange(len(answer)), answer]
+        best, chosen, rows = self._pass(head, [*before, *after])
         totals = best + np.log(np.exp(rows - best[:, None]).sum(axis=1, dtype=np.float64))
         nats = (best - chosen)[len(before) :]
         return Scored(tuple((totals - chosen).tolist()), tuple(nats.tolist()), tuple(head))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from attrs import define, evolve, field
 
 from benchmarks.handoff_law import Law, chosen_for_alone
+from benchmarks.handoff_passes import SIZES, Question, put
 from benchmarks.handoff_plan import (
     PHASES,
     PROMPTS,
@@ -153,17 +154,73 @@ def test_likelihood_is_told_of_all_pairs_and_of_each() -> None:
     assert keys["nll_ratio_by_pair"] == {"ids": 1.0, "text": None, "other model": 1.2}
 
 
-def test_a_token_too_far_below_in_both_passes_breaks_the_law_and_one_that_rounding_explains_does_not() -> None:
+def over(law: Law) -> tuple[object, object]:
+    keys = law.keys()
+    return keys["over_in_own_pass"], keys["own_over_in_own_pass"]
+
+
+def test_a_token_too_far_below_in_its_engines_own_pass_is_kept_for_the_others() -> None:
     pair = plan_of("ids").pair
     actors = {name: Actor("llama_cpp", name.split(":")[1], Path("model.gguf")) for name in (pair.device, pair.cloud)}
     law, outcome = Law(actors, {}), moved(plan_of("ids"))
     suspect = Suspect(pair.cloud, (1, 2), 3, b"t3 ", 0.4, 1)
     law.settle(outcome, suspect, 0.1)
-    law.settle(None, suspect, 0.3)
-    assert outcome.judged.violations == () and law.keys()["own_over"] == 1
+    assert over(law) == (0, 0)
     law.settle(outcome, suspect, 0.3)
+    law.settle(None, suspect, 0.3)
+    assert over(law) == (1, 1)
+    law.judge(outcome, suspect, 0.2)
+    assert outcome.judged.violations == ()
+    law.judge(outcome, suspect, 0.3)
+    law.judge(None, suspect, 0.3)
     assert len(outcome.judged.violations) == 1 and pair.cloud in outcome.judged.violations[0]
+    assert law.keys()["own_law_violations"] == 1
     assert law.keys()["nats_worst"] == {pair.cloud: 0.3}
+
+
+@define
+class ByTable:
+    """A pass that tells distances by the size of its micro-batches."""
+
+    table: dict[int, list[float]]
+    size: int
+    begun: list[int]
+    open: list[int]
+
+    def below(self, given: Sequence[int], made: Sequence[int]) -> list[float]:
+        return self.table[self.size]
+
+    def close(self) -> None:
+        self.open.remove(self.size)
+
+
+def put_by(table: dict[int, list[float]], question: Question, end_s: float = float("inf")) -> tuple[bool, list[int]]:
+    begun: list[int] = []
+    opened: list[int] = []
+
+    def begin(size: int) -> ByTable:
+        begun.append(size)
+        opened.append(size)
+        return ByTable(table, size, begun, opened)
+
+    complete = put([question], begin, 0.25, end_s)
+    assert not opened, "each pass is freed"
+    return complete, begun
+
+
+def test_a_token_goes_through_the_passes_until_one_of_them_has_it_near_the_best() -> None:
+    far = {size: [0.4, 0.3] for size in SIZES}
+    question = Question((1, 2), (3, 4), [float("inf")] * 2)
+    assert put_by(far, question) == (True, list(SIZES)) and question.nats == [0.4, 0.3]
+    question = Question((1, 2), (3, 4), [float("inf")] * 2)
+    near = far | {SIZES[1]: [0.0, 0.9], SIZES[2]: [0.5, 0.1]}
+    assert put_by(near, question) == (True, list(SIZES[:3])) and question.nats == [0.0, 0.1]
+
+
+def test_a_pass_for_which_there_was_no_time_leaves_the_distance_as_it_was() -> None:
+    question = Question((1, 2), (3,), [0.4])
+    assert put_by({}, question, end_s=0.0) == (False, []) and question.nats == [0.4]
+    assert put_by({}, Question((1, 2), (3,), [0.2])) == (True, [])
 
 
 def test_only_tokens_beyond_the_laws_distance_are_asked_about() -> None:
