@@ -27,7 +27,9 @@ class FrameSender:
         self._small: deque[bytes] = deque()
         self._messages = OutgoingQueue()
         self._running: asyncio.Task[None] | None = None
+        self._writing = False
         self._broken: ProtocolError | None = None
+        self._failed: Exception | None = None
         self._work = asyncio.Event()
         self.sent_bytes = 0
         """Of all frames whose sending has begun."""
@@ -45,9 +47,21 @@ class FrameSender:
         self._small.append(encode(request, frame))
         self._work.set()
 
-    def post(self, message: Outgoing) -> None:
+    async def post(self, message: Outgoing) -> None:
+        """Where nothing else is being written, what is next leaves from here, without a turn of the loop. What goes
+        wrong with that ends `run`. Waits for at most one frame to fit into the connection's buffer.
+        """
         self._messages.add(message)
-        self._work.set()
+        if self._writing or self._running is None:
+            self._work.set()
+            return
+        try:
+            await self._send_next()
+        except Exception as err:  # noqa: BLE001 - whoever posts is not who looks after the stream
+            self._failed = err
+        finally:
+            if self._failed is not None or self._small or self._messages:
+                self._work.set()
 
     def drop(self, request: int) -> Outgoing | None:
         """Do not send (the rest of) this message; what was dropped, if anything."""
@@ -81,11 +95,21 @@ class FrameSender:
             raise self._broken
         while True:
             self._work.clear()
+            if self._failed is not None:
+                raise self._failed
+            if self._writing or not await self._send_next():
+                await self._work.wait()
+
+    async def _send_next(self) -> bool:
+        """All small frames and one of a message; False when nothing more can leave now."""
+        self._writing = True
+        try:
             while self._small:
                 await self._send(self._small.popleft())
             message = self._messages.next()
-            if message is None or not await self._send_part(message):
-                await self._work.wait()
+            return message is not None and await self._send_part(message)
+        finally:
+            self._writing = False
 
     async def _send_part(self, message: Outgoing) -> bool:
         """One frame of `message`; False when there is no credit for it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from attrs import frozen
@@ -44,6 +45,10 @@ _HEADER = struct.Struct(">BBBBI")
 HEADER_BYTES = _HEADER.size
 _DATATYPES = (*DATATYPE_BYTES, "BYTES")
 _MOST = (1 << 63) - 1
+
+KEPT_HEADS = 64
+KEPT_HEAD_BYTES = 512
+"""Requests of a model repeat what they say of their tensors: so many forms are kept, up to this length."""
 
 
 @frozen
@@ -228,7 +233,9 @@ def _text(writer: Writer, text: str, field: str) -> None:
     writer.piece(data)
 
 
-def _write_heads(writer: Writer, heads: Sequence[TensorHead]) -> None:
+@lru_cache(KEPT_HEADS)
+def _heads_bytes(heads: tuple[TensorHead, ...]) -> bytes:
+    writer = Writer()
     writer.varint(len(heads))
     for head in heads:
         _text(writer, head.name, "name")
@@ -237,9 +244,29 @@ def _write_heads(writer: Writer, heads: Sequence[TensorHead]) -> None:
         for size in head.shape:
             writer.varint(size)
         writer.varint(head.size_bytes)
+    return bytes(writer.out)
 
 
-def _read_heads(reader: _Bytes) -> tuple[TensorHead, ...]:
+_read_before: dict[str, tuple[bytes, tuple[TensorHead, ...]]] = {}
+
+
+def _read_heads(reader: _Bytes, of: str) -> tuple[TensorHead, ...]:
+    """of: the model or the weights that they belong to. No form is the beginning of another one: bytes that begin with
+    a known form are that form."""
+    before = _read_before.get(of)
+    if before is not None and reader.data.startswith(before[0], reader.at):
+        reader.at += len(before[0])
+        return before[1]
+    began_at = reader.at
+    heads = _new_heads(reader)
+    if reader.at - began_at <= KEPT_HEAD_BYTES:
+        if len(_read_before) >= KEPT_HEADS:
+            _read_before.clear()
+        _read_before[of] = bytes(reader.data[began_at : reader.at]), heads
+    return heads
+
+
+def _new_heads(reader: _Bytes) -> tuple[TensorHead, ...]:
     heads: list[TensorHead] = []
     left = MAX_BODY_BYTES
     for number in range(reader.varint("tensors", MAX_TENSORS)):
@@ -260,27 +287,27 @@ def _write_ask(writer: Writer, frame: Ask) -> None:
     _text(writer, frame.model, "model")
     _text(writer, frame.id, "id")
     writer.varint(frame.deadline_ms)
-    _write_heads(writer, frame.tensors)
+    writer.out += _heads_bytes(frame.tensors)
     writer.varint(frame.packed_bytes)
 
 
 def _read_ask(reader: _Bytes) -> Ask:
     model, own, deadline_ms = reader.text("model"), reader.text("id"), reader.varint("deadline_ms", 1 << 40)
-    return Ask(model, own, deadline_ms, _read_heads(reader), _packed(reader), reader.rest())
+    return Ask(model, own, deadline_ms, _read_heads(reader, model), _packed(reader), reader.rest())
 
 
 def _write_answer(writer: Writer, frame: Answer) -> None:
     _text(writer, frame.digest, "digest")
     writer.varint(frame.wait_us)
     writer.varint(frame.compute_us)
-    _write_heads(writer, frame.tensors)
+    writer.out += _heads_bytes(frame.tensors)
     writer.varint(frame.packed_bytes)
 
 
 def _read_answer(reader: _Bytes) -> Answer:
     digest, wait_us = reader.text("digest"), reader.varint("wait_us", _MOST)
     compute_us = reader.varint("compute_us", _MOST)
-    return Answer(digest, wait_us, compute_us, _read_heads(reader), _packed(reader), reader.rest())
+    return Answer(digest, wait_us, compute_us, _read_heads(reader, digest), _packed(reader), reader.rest())
 
 
 def _packed(reader: _Bytes) -> int:

@@ -93,13 +93,15 @@ class Reader:
             self.at = at + 1
             return byte
         value = 0
-        for number in range(MAX_VARINT_BYTES):
-            byte = self.take(1, field)[0]
+        for number, byte in enumerate(data[at : at + MAX_VARINT_BYTES]):
             value |= (byte & 0x7F) << (7 * number)
             if byte < 0x80:
                 if value > most:
                     raise self.wrong(f"{field} is {value}, at most {most} is taken", field)
+                self.at = at + number + 1
                 return value
+        if self.left < MAX_VARINT_BYTES:
+            raise self.wrong(f"{field} needs another byte, none is left", field)
         raise self.wrong(f"{field} is not a varint", field)
 
     def piece(self, field: str, most: int) -> bytes:

@@ -122,3 +122,25 @@ def test_tensors_share_the_buffer_they_arrived_in() -> None:
     found = tensors_of(heads_of(sent), buffer)
     assert [bytes(tensor.data) for tensor in found] == [b"abc", b"defg"]
     assert all(isinstance(tensor.data, memoryview) and tensor.data.obj is buffer.obj for tensor in found)
+
+
+def test_heads_of_a_model_that_were_read_before_are_told_from_others() -> None:
+    data = bytes(range(64))
+    forms = [
+        (TensorHead("x", "UINT8", (64,), 64),),
+        (TensorHead("x", "UINT8", (8, 8), 64),),
+        (TensorHead("x", "UINT8", (32,), 32), TensorHead("y", "UINT8", (32,), 32)),
+    ]
+    for heads in [*forms, *forms, forms[0], forms[0]]:
+        ask = Ask("repeated", "id", 5, heads, 0, data)
+        found = decode(encode(3, ask, LAST)).frame
+        assert isinstance(found, Ask)
+        assert (found.tensors, bytes(found.data)) == (heads, data)
+
+
+def test_a_frame_that_ends_within_a_number_is_refused() -> None:
+    whole = encode(1, Received(1 << 40))
+    with pytest.raises(ProtocolError, match="at_us needs another byte"):
+        decode(whole[:-1])
+    with pytest.raises(ProtocolError, match="at_us is not a varint"):
+        decode(whole[:8] + b"\xff" * 12)
