@@ -1,10 +1,9 @@
 """One run in real time through the in-tree shaper, and the replay of the same trace: both must agree.
 
-Server and device are real, on loopback, with a shaper between them that follows the trace. What the parts take is
-measured by a few requests over the unshaped link right before and right after each stretch in real time, at about its
-pace: a busy machine is slower than it was a minute ago, and one request after the other finds warmer caches. No two
-runs take the same: each request of a replay costs what one of these runs took, drawn anew for each, while the decider
-plans with what was learnt before, as in life.
+Server and device are real, on loopback, with a shaper between them that follows the trace. Each request of a replay
+costs what the very request of the live run took here and at the far end (see `lived`); the link, the queue and, of
+ours, the decisions are the replay's own. What is planned with is learnt before, as in life: from a few runs of each arm
+over the unshaped link, at about the pace of the stretch.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from random import Random
 from statistics import mean
+from typing import TypeVar
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from benchmarks.report import percentile
+from benchmarks.report import percentile, spread
 from benchmarks.split_replay.cases import DET, encoded_input
+from benchmarks.split_replay.lived import Lived, around, as_lived, cost_of
 from benchmarks.tensor_pair import Device, device, tails
 from engines.catalogue import shipped_catalogue
 from engines.store import ModelStore, default_store
@@ -31,9 +31,10 @@ from protocol.device import Measured
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.arms import Spent, Work
-from split_models.costs import ENVELOPE_BYTES, CostTable
-from split_models.replay import LINK, Load, Took, replay, replay_fixed
+from split_models.costs import CostTable
+from split_models.replay import LINK, Load, replay, replay_fixed
 from split_models.replay_link import LinkTrace
+from split_models.runner_ports import Answer
 
 SLOWDOWN = 2.0
 """As the fast device. A slower one would be busy all of the time: then the queue, and no arm, makes the figures."""
@@ -44,8 +45,6 @@ CALIBRATION_RUNS, QUICK_CALIBRATION_RUNS = 8, 1
 CALIBRATION_PAUSE_S = 0.15
 TURNS = 3
 """Stretches in real time per arm, in turns with those of the other arms, and of ours; one in a quick run."""
-SEEDS = 20
-"""Replays of each stretch, with other draws."""
 LOADED_S = 60.0
 DEADLINE_S = 60.0
 MBIT = 125_000.0
@@ -76,21 +75,36 @@ STEP_S = 1.0
 
 _ENDS = (DEVICE_ARM, Arm("cloud", link=LINK))
 
-Ask = Callable[[], Awaitable[object]]
+T = TypeVar("T")
+Ask = Callable[[], Awaitable[T]]
 
 
 @frozen
 class Pair:
-    """One arm: mean and P99 in seconds, live and replayed."""
+    """One arm: latencies in seconds of each turn, live and replayed; figures are of all turns together."""
 
     arm: str
-    live: tuple[float, float]
-    replayed: tuple[float, float]
+    live_s: Sequence[Sequence[float]]
+    replayed_s: Sequence[Sequence[float]]
+
+    @property
+    def live(self) -> tuple[float, float]:
+        """Mean and P99 in seconds."""
+        return _figures(_flat(self.live_s))
+
+    @property
+    def replayed(self) -> tuple[float, float]:
+        """Mean and P99 in seconds."""
+        return _figures(_flat(self.replayed_s))
 
     @property
     def worst(self) -> float:
         """The larger of both relative differences."""
         return max(abs(a / b - 1.0) for a, b in zip(self.live, self.replayed, strict=True))
+
+    def p99s_ms(self) -> str:
+        """How far the turns are from each other."""
+        return spread([1e3 * percentile(turn, 0.99) for turn in self.live_s])
 
 
 async def agreement(folder: Path, policy: SplitPolicy, quick: bool) -> tuple[float, list[str]]:
@@ -104,20 +118,21 @@ async def agreement(folder: Path, policy: SplitPolicy, quick: bool) -> tuple[flo
         async with _ready(store, port, policy) as (near, cut):
             stretches: list[_Stretch] = []
             for _ in range(1 if quick else TURNS):
-                stretches += [await _stretch(near, arm, trace, load, count) for arm in (*_ENDS, cut)]
+                stretches += [await _stretch(near, arm, trace, load) for arm in (*_ENDS, cut)]
             pairs = [_fixed(arm, stretches, trace, load) for arm in (*_ENDS, cut)]
             ours = [await _ours(near, (*_ENDS, cut), trace, load, policy, count)] if quick else []
         for _ in range(0 if quick else TURNS):
             async with _ready(store, port, policy) as (near, cut):
                 ours.append(await _ours(near, (*_ENDS, cut), trace, load, policy, count))
     live, replayed = zip(*ours, strict=True)
-    return _reported([*pairs, Pair("ours", _figures(_flat(live)), _figures(_flat(replayed)))])
+    return _reported([*pairs, Pair("ours", live, replayed)])
 
 
 def _reported(pairs: Sequence[Pair]) -> tuple[float, list[str]]:
     rows = [
         f"live {pair.arm:20} mean {1e3 * pair.live[0]:6.0f} ms, replayed {1e3 * pair.replayed[0]:6.0f}; "
-        f"p99 {1e3 * pair.live[1]:6.0f} ms, replayed {1e3 * pair.replayed[1]:6.0f}; differs by {pair.worst:.0%}"
+        f"p99 {1e3 * pair.live[1]:6.0f} ms, replayed {1e3 * pair.replayed[1]:6.0f}; differs by {pair.worst:.0%}; "
+        f"p99 of each turn alone, live: {pair.p99s_ms()}"
         for pair in pairs
     ]
     return max(pair.worst for pair in pairs), rows
@@ -160,7 +175,7 @@ async def _loaded(near: Device, name: str) -> None:
 
 @frozen
 class _Part:
-    """What one arm took while nothing shaped the link: its cost, and by part of the cost table."""
+    """What one run of an arm took: its cost, and by part of the cost table."""
 
     cost: ArmCost
     spent: Spent
@@ -173,9 +188,7 @@ async def _run(near: Device, arm: Arm) -> _Part:
     spent = (await runner.arms.run(arm, runner.plan, work, DEADLINE_S)).spent
     taken_s = time.perf_counter() - began_s
     away_s = spent.connect_s + spent.send_s + spent.server_s + spent.server_queue_s + spent.receive_s
-    up_bytes, down_bytes = (n + ENVELOPE_BYTES if arm.link else 0 for n in (spent.up_bytes, spent.down_bytes))
-    cost = ArmCost(arm, max(0.0, taken_s - away_s), up_bytes, down_bytes, spent.server_s + spent.server_queue_s)
-    return _Part(cost, spent)
+    return _Part(cost_of(arm, spent, taken_s - away_s), spent)
 
 
 async def _runs(near: Device, arm: Arm, count: int) -> list[_Part]:
@@ -195,17 +208,17 @@ def _middle(runs: Sequence[_Part]) -> _Part:
 
 @frozen
 class _Stretch:
-    """One arm in real time: its latencies while the link was shaped, and the runs around them while it was not."""
+    """One arm in real time while the link was shaped: latencies, and what each request took."""
 
     arm: Arm
     latencies_s: tuple[float, ...]
-    runs: tuple[_Part, ...]
+    costs: tuple[ArmCost, ...]
 
 
-async def _stretch(near: Device, arm: Arm, trace: LinkTrace, load: Load, count: int) -> _Stretch:
-    before = await _runs(near, arm, count)
-    latencies_s = await _shaped(near.shaper, trace, load, lambda: _run(near, arm))
-    return _Stretch(arm, latencies_s, (*before, *await _runs(near, arm, count)))
+async def _stretch(near: Device, arm: Arm, trace: LinkTrace, load: Load) -> _Stretch:
+    await _run(near, arm)  # the caches are warm, as in the middle of a stretch
+    latencies_s, runs = await _shaped(near.shaper, trace, load, lambda: _run(near, arm))
+    return _Stretch(arm, latencies_s, tuple(run.cost for run in runs))
 
 
 def _teach(table: CostTable, digest: str, parts: Sequence[_Part]) -> None:
@@ -220,77 +233,67 @@ def _teach(table: CostTable, digest: str, parts: Sequence[_Part]) -> None:
         table.observe("server", f"tail:{arm.cut}:{arm.codec}", cut.server_s)
 
 
-def drawn(runs: Mapping[Arm, Sequence[ArmCost]], planned: Sequence[ArmCost], seed: int) -> Took:
-    """Each request costs on an arm what one of its runs took; what was not run costs what is planned with."""
-    plan = {cost.arm: cost for cost in planned}
-
-    def took(number: int, arm: Arm) -> ArmCost:
-        if arm not in runs:
-            return plan[arm]
-        run = Random(f"{seed} {number} {arm}").choice(runs[arm])
-        return evolve(run, rest_s=plan[arm].rest_s)
-
-    return took
-
-
 def _fixed(arm: Arm, stretches: Sequence[_Stretch], trace: LinkTrace, load: Load) -> Pair:
-    """All stretches of one arm, against replays of each with what the runs around it took."""
+    """All stretches of one arm, each beside its replay."""
     mine = [stretch for stretch in stretches if stretch.arm == arm]
     replayed = []
     for stretch in mine:
-        costs = [run.cost for run in stretch.runs]
-        for seed in range(SEEDS):
-            took = drawn({arm: costs}, costs[:1], seed)
-            replayed.append(replay_fixed(trace, costs[0], load, took).latencies_s)
-    return Pair(str(arm), _figures(_flat(one.latencies_s for one in mine)), _figures(_flat(replayed)))
+        took = as_lived(around((), stretch.costs, 0), stretch.costs[:1])
+        replayed.append(replay_fixed(trace, stretch.costs[0], load, took).latencies_s)
+    return Pair(str(arm), [one.latencies_s for one in mine], replayed)
 
 
 async def _ours(
     near: Device, arms: Sequence[Arm], trace: LinkTrace, load: Load, policy: SplitPolicy, count: int
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Latencies of ours, live and in all replays, with what the runs around the stretch took."""
+    """Latencies of ours, live and replayed."""
     runner = near.way.runners[DET]
     manifest = runner.plan.manifest
     encoded = encoded_input(manifest) or b""
     before = [await _runs(near, arm, count) for arm in arms]
     _teach(runner.table, manifest.digest, [_middle(runs) for runs in before])
+    packs = any(cost.arm.compressed for cost in runner.report().costs)
+    near.probe.reset(LINK)  # the runs before went over another link, so to speak: a replay knows nothing of any
 
-    async def ask() -> object:
+    async def ask() -> Answer:
         return await runner.infer(Work(encoded=encoded, tensors=()), "live", DEADLINE_S)
 
-    live = await _shaped(near.shaper, trace, load, ask)
-    runs = {arm: [*taken, *await _runs(near, arm, count)] for arm, taken in zip(arms, before, strict=True)}
-    parts = [_middle(taken) for taken in runs.values()]
+    live, answers = await _shaped(near.shaper, trace, load, ask)
+    after = [await _runs(near, arm, count) for arm in arms]
+    parts = [_middle([*runs, *later]) for runs, later in zip(before, after, strict=True)]
     table = CostTable(manifest, speed_ratio=SLOWDOWN)
     _teach(table, manifest.digest, parts)
-    costs = table.arms(len(encoded), (LINK,), lambda cut, codec: True, ends_here=lambda cut, codec: True)
-    real = {arm: [run.cost for run in taken] for arm, taken in runs.items()}
+    costs = table.arms(
+        len(encoded), (LINK,), lambda cut, codec: True, zstd=lambda link: packs, ends_here=lambda cut, codec: True
+    )
+    own = [Lived(number, cost_of(answer.arm, answer.spent)) for number, answer in enumerate(answers)]
+    for runs, later in zip(before, after, strict=True):
+        own += around([run.cost for run in runs], [run.cost for run in later], load.count)
     # The device's runs are stopped within an operator; decoding is not, and goes on.
     stop_s = parts[0].spent.before_s
-    replays = [
-        replay(trace, costs, policy, load, stop_s=stop_s, took=drawn(real, costs, seed)) for seed in range(SEEDS)
-    ]
-    return live, _flat(one.latencies_s for one in replays)
+    return live, replay(trace, costs, policy, load, stop_s=stop_s, took=as_lived(own, costs)).latencies_s
 
 
-async def _shaped(shaper: ShaperProxy, trace: LinkTrace, load: Load, ask: Ask) -> tuple[float, ...]:
-    """Requests at their rate while the shaper follows the trace."""
+async def _shaped(
+    shaper: ShaperProxy, trace: LinkTrace, load: Load, ask: Ask[T]
+) -> tuple[tuple[float, ...], tuple[T, ...]]:
+    """Requests at their rate while the shaper follows the trace: latencies, and what was answered."""
     began_s = time.monotonic()
     shaper.set_delay(DELAY_S)
     follow = asyncio.create_task(_follow(shaper, trace, began_s))
-    latencies = []
+    latencies, answers = [], []
     try:
         for number in range(load.count):
             due_s = began_s + number * load.every_s
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            await ask()
+            answers.append(await ask())
             latencies.append(time.monotonic() - due_s)
     finally:
         follow.cancel()
         await asyncio.gather(follow, return_exceptions=True)
         shaper.set_rate(float("inf"))
         shaper.set_delay(0.0)
-    return tuple(latencies)
+    return tuple(latencies), tuple(answers)
 
 
 async def _follow(shaper: ShaperProxy, trace: LinkTrace, began_s: float) -> None:
