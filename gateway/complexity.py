@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import define
 
-from gateway.prompt_features import Key, key_of
+from gateway.prompt_features import WORDS, Key, key_of
 
 KINDS = ("math", "code", "reasoning", "hard", "simple", "parts")
 
@@ -22,6 +22,8 @@ HARD_FLOOR = 0.8
 
 WEIGHTS = ((3, 0.13), (4, 0.08), (3, 0.18), (0, 0.0), (2, -0.10), (4, 0.03))
 """Of each kind: so many marks count at most, and so much each."""
+
+_WORTH = tuple(tuple(count * weight for count in range(most + 1)) for most, weight in WEIGHTS)
 
 LEAST, PER_TURN, PER_TOOL = 0.08, 0.02, 0.03
 SHORT_TOKENS, LONG_TOKENS, LONG = 64, 8192, 0.45
@@ -61,7 +63,14 @@ MARKS: Mapping[str, str] = {
 }  # fmt: skip
 
 _HARD_PHRASES = MARKS["hard"].split("|")
-_HARD_WORDS = re.compile("|".join(rf"\b{one}\b" if one.isascii() else one for one in _HARD_PHRASES))
+_HARD = re.compile("|".join(rf"\b{one}\b" if one.isascii() else one for one in _HARD_PHRASES))
+_TELLING = frozenset(max(one.split(), key=len).encode() for one in _HARD_PHRASES if one.isascii())
+"""The longest word of each, mostly the rarest."""
+
+MOST_HARD = max(map(len, _HARD_PHRASES))
+"""Characters of the longest."""
+
+_HARD_CHARACTERS = re.compile("|".join(one for one in _HARD_PHRASES if not one.isascii()))
 
 
 @define
@@ -82,26 +91,32 @@ def estimate(marks: Sequence[int], prompt_tokens: int, turns: int, tools: int = 
         tools: that are offered.
     """
     score = LEAST + (turns - 1 if turns < 7 else 6) * PER_TURN
-    if prompt_tokens > SHORT_TOKENS:
-        score += LONG * min(1.0, math.log(prompt_tokens / SHORT_TOKENS) / _LONG_LOG)
+    if prompt_tokens >= LONG_TOKENS:
+        score += LONG
+    elif prompt_tokens > SHORT_TOKENS:
+        score += LONG * (math.log(prompt_tokens / SHORT_TOKENS) / _LONG_LOG)
     if tools:
         score += min(tools, 5) * PER_TOOL
-    for count, (most, weight) in zip(marks, WEIGHTS, strict=True):
+    for kind, count in enumerate(marks):
         if count:
-            score += min(count, most) * weight
+            worth = _WORTH[kind]
+            score += worth[count] if count < len(worth) else worth[-1]
     hard = marks[HARD] > 0
     if hard and score < HARD_FLOOR:
         score = HARD_FLOOR
-    return Estimate(min(1.0, max(0.0, score)), hard)
+    return Estimate(0.0 if score < 0.0 else 1.0 if score > 1.0 else score, hard)
+
+
+def may_say_hard(text: str) -> bool:
+    """Whether `text` has a word, or two characters, without which it cannot say what `says_hard` looks for."""
+    words = text.encode("ascii", "replace").translate(WORDS).split()
+    return not _TELLING.isdisjoint(words) or not (text.isascii() or _HARD_CHARACTERS.search(text) is None)
 
 
 def says_hard(text: str) -> bool:
     """Whether one of the words that make a prompt hard stands in `text`; for what features leave unread."""
     plain = text.lower().replace("-", " ")
-    for phrase in _HARD_PHRASES:  # an occurrence within a longer word is rare, so that few patterns are run
-        if phrase in plain:
-            return _HARD_WORDS.search(plain) is not None
-    return False
+    return any(phrase in plain for phrase in _HARD_PHRASES) and _HARD.search(plain) is not None
 
 
 def mark_keys() -> dict[Key, list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor
 
 from attrs import define
 
@@ -12,6 +13,9 @@ from protocol.policy_routing import BudgetLift, DynamicRouting
 
 OUT_OF_REACH = 2.0
 """Above every complexity: with this threshold nothing goes to the cloud; its negative sends everything there."""
+
+STEPS = 1e6
+"""Thresholds are rounded to so many steps from 0 to 1."""
 
 Shift = tuple[float, str]
 """By how much, and why; 0 where that is no matter of degree."""
@@ -31,6 +35,27 @@ class Threshold:
     def reasons(self) -> tuple[str, ...]:
         """What moved it, with by how much."""
         return tuple([f"{why} {shift:+.2f}" if shift else why for shift, why in self.moved])
+
+
+@define
+class Reach:
+    """The threshold lies between these whatever moves it, while both sides are up."""
+
+    least: float
+    most: float
+
+
+def reach_of(base: float, policy: DynamicRouting) -> Reach:
+    """As far as `threshold` can move `base` by a policy."""
+    if not policy.enable:
+        return Reach(base, base)
+    lifts = [point.lift for point in policy.budget_lifts]
+    shifts = [max(0.0, *lifts), min(0.0, *lifts), -policy.battery_drop, -policy.hot_drop, -policy.queue_drop]
+    shifts += [policy.failing_lift, policy.slow_lift]
+    if policy.max_ttft_s is not None:
+        shifts += [policy.latency_shift, -policy.latency_shift]
+    least, most = sum(shift for shift in shifts if shift < 0), sum(shift for shift in shifts if shift > 0)
+    return Reach(base + least - 1 / STEPS, base + most + 1 / STEPS)
 
 
 def threshold(
@@ -57,7 +82,8 @@ def threshold(
         _latency(moved, policy, policy.max_ttft_s, here, there, prompt_tokens)
     if not moved:
         return Threshold(base)
-    return Threshold(round(base + sum([shift for shift, _ in moved]), 6), tuple(moved))
+    value = base + sum([shift for shift, _ in moved])
+    return Threshold(floor(value * STEPS + 0.5) / STEPS, tuple(moved))
 
 
 def budget_lift(points: Sequence[BudgetLift], left_ratio: float) -> float:

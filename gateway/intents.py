@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from math import exp, sqrt
 from pathlib import Path
+from typing import NamedTuple
 
 from attrs import field, frozen
 
@@ -33,8 +34,7 @@ OFFSET = 128
 assert MAX_FEATURES * (OFFSET + 127) < 1 << LANE_BITS, "a lane has room for every feature of a prompt"
 
 
-@frozen
-class Intent:
+class Intent(NamedTuple):
     """The likeliest intent, and its probability."""
 
     name: str
@@ -60,8 +60,7 @@ class IntentModel:
         """By a softmax over the lanes' sums; texts of any length have logits of one size."""
         best = max(lanes)
         unit = self.scale / sqrt(tokens or 1)
-        top = unit * best
-        likely = sum([exp(unit * lane - top) for lane in lanes])
+        likely = sum(map(exp, [unit * (lane - best) for lane in lanes]))
         return Intent(self.names[lanes.index(best)], 1.0 / likely)
 
 
@@ -75,7 +74,14 @@ def total(packed: Mapping[Key, int], features: Features) -> int:
 
 def lanes_of(total: int, count: int) -> tuple[int, ...]:
     """The first `count` lanes of a sum of packed integers; there must be no more in it."""
-    return struct.unpack(f"<{count}H", total.to_bytes(count * LANE_BITS // 8, "little"))
+    row = _row_of(count)
+    return row.unpack(total.to_bytes(row.size, "little"))
+
+
+@cache
+def _row_of(count: int) -> struct.Struct:
+    """The form of `count` lanes."""
+    return struct.Struct(f"<{count}H")
 
 
 def write(names: Sequence[str], weights: Mapping[str, Sequence[int]], scale: float, threshold: float) -> bytes:

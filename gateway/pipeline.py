@@ -342,4 +342,4 @@ def degraded(routed: Routed, reservation: Reservation) -> Routed:
     if not reservation.degrade:
         return routed
     reason = "the cost cap is reached: the device answers"
-    return evolve(routed, reason=reason, constraints=evolve(routed.constraints, local_only=True, reason=reason))
+    return routed._replace(reason=reason, constraints=evolve(routed.constraints, local_only=True, reason=reason))

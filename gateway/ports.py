@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from attrs import evolve, field, frozen
 
@@ -175,9 +175,8 @@ class Privacy(Protocol):
 Level = Literal["rules", "heuristic", "dynamic", "named", "plugin"]
 
 
-@frozen
-class Routed:
-    """Where a request may go, as which model, and which level of routing said so.
+class Routed(NamedTuple):
+    """Where a request may go, as which model, and which level of routing said so. A tuple, as one is made per request.
 
     start: the side that answers first where both may; None: as policy.dispatch has it. other_model: what the other side
     would answer with, for a fallback. hard: the device's answer alone is not enough while the cloud can be asked.

@@ -30,10 +30,13 @@ Key = bytes | tuple[bytes, bytes] | int
 in a row by their UTF-16 units, as one number of 32 bits. A Chinese character alone says too little."""
 
 _HAN = re.compile("[\u4e00-\u9fff]+")
-_WORDS = bytes(
+WORDS = bytes(
     ord("0") if chr(code).isdigit() else ord(chr(code).lower()) if chr(code).isalpha() else ord(" ")
     for code in range(128)
 ) + bytes(b" " * 128)
+"""What each byte of a text is to its words: a letter in lower case, 0 for a digit, or a blank."""
+
+_PAIRS = tuple(struct.Struct(f"<{count}I").unpack_from for count in range(HEAD + TAIL + 2))
 _NO_SIGNS = bytes(
     code for code in range(256) if code <= ord(" ") or code >= 127 or chr(code).isalnum() or chr(code) in ".,'\""
 )
@@ -68,9 +71,9 @@ def features(text: str) -> Features:
     if len(text) > head + tail:
         text = f"{text[:head]} {text[-tail:]}"
     data = text.encode("utf-8", "replace")
-    words = data.translate(_WORDS).split()
+    words = data.translate(WORDS).split()
     signs = data.translate(None, _NO_SIGNS)
-    characters = signs.decode("ascii")
+    characters = signs.decode("ascii") if signs else ""
     if not plain:
         characters += "".join(_HAN.findall(text))
     return Features(words, signs, _pairs(characters), len(words) + len(characters), wide)
@@ -81,8 +84,9 @@ def _pairs(characters: str) -> tuple[int, ...]:
     count = len(characters)
     if count < 2:
         return ()
-    units, even, odd = characters.encode("utf-16-le"), count // 2, (count - 1) // 2
-    return struct.unpack(f"<{even}I", units[: 4 * even]) + struct.unpack(f"<{odd}I", units[2 : 2 + 4 * odd])
+    units = characters.encode("utf-16-le")
+    pairs: tuple[int, ...] = _PAIRS[count // 2](units) + _PAIRS[(count - 1) // 2](units, 2)
+    return pairs
 
 
 def key_of(phrase: str) -> Key:

@@ -6,7 +6,7 @@ from attrs import define
 
 from gateway import complexity
 from gateway.intents import LANE_BITS, Intent, IntentModel, lanes_of, total
-from gateway.prompt_features import HEAD, TAIL, features
+from gateway.prompt_features import HEAD, TAIL, WIDE_HEAD, WIDE_TAIL, features
 
 HARD_HEAD, HARD_TAIL = 120, 90
 """Characters in which a hard mark is found: more than features read, since it keeps a prompt from the device."""
@@ -40,12 +40,19 @@ class PromptReader:
         lanes = lanes_of(total(self._packed, found), self._lanes)
         intent = self.model.likeliest(lanes[: self._intents], found.tokens)
         marks = lanes[self._intents :]
-        if not marks[complexity.HARD] and len(text) > HEAD + TAIL and complexity.says_hard(_ends(text)):
+        if not marks[complexity.HARD] and len(text) > HEAD + TAIL and _says_hard(text, found.chinese):
             marks = (*marks[: complexity.HARD], 1, *marks[complexity.HARD + 1 :])
         return Seen(intent, marks, found.chinese)
 
 
-def _ends(text: str) -> str:
+def _says_hard(text: str, chinese: bool) -> bool:
+    """Whether a hard mark stands at the ends of a text, where features have none.
+
+    One that is there reaches into what features leave unread; most texts have nothing there that could be one.
+    """
     if len(text) <= HARD_HEAD + HARD_TAIL:
-        return text
-    return f"{text[:HARD_HEAD]} {text[-HARD_TAIL:]}"
+        return complexity.may_say_hard(text) and complexity.says_hard(text)
+    head, tail = (WIDE_HEAD, WIDE_TAIL) if chinese else (HEAD, TAIL)
+    most = complexity.MOST_HARD
+    unread = f"{text[head - most : HARD_HEAD]} {text[-HARD_TAIL : most - tail]}"
+    return complexity.may_say_hard(unread) and complexity.says_hard(f"{text[:HARD_HEAD]} {text[-HARD_TAIL:]}")

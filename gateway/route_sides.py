@@ -29,7 +29,7 @@ class Side:
     @property
     def up(self) -> bool:
         """Whether one of them is not resting after failures."""
-        return any(view.up for view in self.views)
+        return True in [view.up for view in self.views]
 
 
 @define
@@ -46,19 +46,19 @@ class Sides:
 
 def sides(offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Constraints) -> Sides:
     """The policy's models first, then all that are offered, until each side has one."""
-    found = Sides(None, None)
+    edge = cloud = None
     if routing.models:
-        found.edge = _wanted("device", routing.models.get("edge"), offer, caller, constraints)
-        found.cloud = _wanted("cloud", routing.models.get("cloud"), offer, caller, constraints)
+        edge = _wanted("device", routing.models.get("edge"), offer, caller, constraints)
+        cloud = _wanted("cloud", routing.models.get("cloud"), offer, caller, constraints)
     for model in _models(offer, caller):
-        if found.edge is not None and (found.cloud is not None or constraints.local_only):
+        if edge is not None and (cloud is not None or constraints.local_only):
             break
         views = _allowed(offer, model, constraints)
-        if found.edge is None:
-            found.edge = _side("device", model, views)
-        if found.cloud is None:
-            found.cloud = _side("cloud", model, views)
-    return found
+        if edge is None:
+            edge = _side("device", model, views)
+        if cloud is None:
+            cloud = _side("cloud", model, views)
+    return Sides(edge, cloud)
 
 
 def side_of_target(
@@ -83,8 +83,8 @@ def _wanted(start: Start, model: str | None, offer: Offer, caller: Caller, const
 def _side(start: Start, model: str, views: Sequence[TargetView]) -> Side | None:
     """Those of the model's targets that stand on this side."""
     local = start == "device"
-    here = [view for view in views if view.local == local]
-    return Side(start, model, tuple(here)) if here else None
+    here = tuple([view for view in views if view.local == local])
+    return Side(start, model, here) if here else None
 
 
 def _models(offer: Offer, caller: Caller) -> Iterable[str]:

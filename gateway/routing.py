@@ -11,11 +11,11 @@ from attrs import define, evolve, frozen
 
 from gateway import complexity
 from gateway.context import Caller, Constraints, constraints_of
-from gateway.dynamic_routing import Threshold, threshold
+from gateway.dynamic_routing import Reach, Threshold, reach_of, threshold
 from gateway.intents import IntentModel, default_model
 from gateway.ports import AUTO, Findings, Level, Offer, Routed, check_model, narrowed
 from gateway.prompt_reader import PromptReader
-from gateway.route_plugins import Asked, Plugins, Suggestion
+from gateway.route_plugins import Asked, Plugins
 from gateway.route_rules import Facts, band_of, first_match
 from gateway.route_sides import Side, Sides, side_of_target, sides
 from gateway.second_opinion import SecondOpinion
@@ -30,11 +30,13 @@ TOKENS_PER_CHARACTER, TOKENS_PER_CHARACTER_ZH = 0.25, 0.7
 
 @frozen
 class InForce:
-    """What follows from a policy alone. armed: routes to the edge count."""
+    """What follows from a policy alone. armed: routes to the edge count. reasons: of each rule. reach: of level 3."""
 
     policy: Policy
     constraints: Constraints
     armed: bool
+    reasons: tuple[str, ...]
+    reach: Reach
 
 
 @define
@@ -47,25 +49,29 @@ class Verdict:
     strict: bool = False
 
 
-def decide(facts: Facts, both: Sides, routing: RoutingPolicy, moved: Threshold) -> Verdict:
-    """Levels 2 and 3: complexity against the threshold. Needs one side at least.
+def unmoved(facts: Facts, edge: Side, cloud: Side, routing: RoutingPolicy, reach: Reach) -> Verdict | None:
+    """Level 2, where nothing could move the threshold far enough to change what it says.
 
-    A hard prompt goes to the cloud whatever moved the threshold: the device answers it only when nothing else may.
+    A hard prompt goes to the cloud: the device answers it only when nothing else may.
     """
-    edge, cloud = both.edge, both.cloud
-    if edge is None or cloud is None:
-        only = edge or cloud
-        assert only is not None, "routing begins with a side"
-        return Verdict(only, "rules", "the only side that may answer")
     if facts.hard and cloud.up:
         return Verdict(cloud, "heuristic", "a hard question, short or not")
     if facts.tools and routing.tools_in_cloud and cloud.up:
         return Verdict(cloud, "heuristic", "tools are called by the cloud: policy.routing.tools_in_cloud")
+    hardness, base = facts.complexity, routing.cloud_threshold
+    if reach.least <= hardness < reach.most or not (edge.up and cloud.up):
+        return None
+    if hardness < base:
+        return Verdict(edge, "heuristic", f"complexity {hardness:.2f} is below {base:.2f}, whatever moves that")
+    return Verdict(cloud, "heuristic", f"complexity {hardness:.2f} reaches {base:.2f}, whatever moves that")
+
+
+def decide(facts: Facts, edge: Side, cloud: Side, routing: RoutingPolicy, moved: Threshold) -> Verdict:
+    """Levels 2 and 3: complexity against the threshold."""
     there = facts.complexity >= moved.value
     level: Level = "dynamic" if there != (facts.complexity >= routing.cloud_threshold) else "heuristic"
-    reason = f"complexity {facts.complexity:.2f} {'reaches' if there else 'is below'} {moved.value:.2f}"
-    if moved.moved:
-        reason = f"{reason} ({'; '.join(moved.reasons)})"
+    why = f" ({'; '.join(moved.reasons)})" if moved.moved else ""
+    reason = f"complexity {facts.complexity:.2f} {'reaches' if there else 'is below'} {moved.value:.2f}{why}"
     return Verdict(cloud if there else edge, level, reason)
 
 
@@ -106,7 +112,7 @@ class PolicyRouter:
             here = both.edge or both.cloud
             verdict = Verdict(here, "rules", "vectors are made on this machine where it can") if here else None
         if verdict is None:
-            verdict = decide(facts, both, policy.routing, _threshold(facts, both, offer, caller, policy.routing))
+            verdict = self._weighed(facts, both, offer, caller, policy.routing)
         return _routed(verdict, facts, both, constraints)
 
     async def consulted(self, chat: ChatRequest, caller: Caller, policy: Policy) -> Caller:
@@ -128,15 +134,15 @@ class PolicyRouter:
         reader = self._prompts()
         seen = reader.read(text)
         tokens = int(characters * (TOKENS_PER_CHARACTER_ZH if seen.chinese else TOKENS_PER_CHARACTER))
-        estimate = complexity.estimate(seen.marks, tokens, turns, len(chat.tools))
+        hardness = complexity.estimate(seen.marks, tokens, turns, len(chat.tools))
         intent = caller.intent
         if intent is None and seen.intent.probability >= believed_from(routing.intent, reader.model):
             intent = seen.intent.name
         return Facts(
             tokens,
-            estimate.complexity,
-            band_of(estimate.complexity, routing),
-            estimate.hard,
+            hardness.complexity,
+            band_of(hardness.complexity, routing),
+            hardness.hard,
             intent,
             "zh" if seen.chinese else "en",
             caller.tenant,
@@ -165,21 +171,42 @@ class PolicyRouter:
     ) -> Verdict | None:
         """Plugins, then level 1. A rule whose target cannot answer now says nothing."""
         routing = policy.routing
-        wishes: list[tuple[RouteRule, Level, str]] = []
         if routing.plugins:
             asked = Asked(chat, caller, facts)
-            for name, found in self._plugins.suggestions(routing.plugins, asked, routing.plugin_deadline_s):
-                wishes.append((_as_rule(found), "plugin", f"plugin {name}: {found.reason or found.target}"))
+            for name, found in list(self._plugins.suggestions(routing.plugins, asked, routing.plugin_deadline_s)):
+                rule = RouteRule(found.target, model=found.model)
+                side = self._side_of(rule, facts, both, offer, caller, constraints)
+                if side is not None:
+                    return Verdict(side, "plugin", f"plugin {name}: {found.reason or found.target}")
         at = first_match(routing.rules, facts)
-        if at is not None:
-            wishes.append((routing.rules[at], "rules", f"rule {at + 1}: {routing.rules[at].target}"))
-        for rule, level, reason in wishes:
-            if is_edge(rule.target) and (rule.strict or not self._edge_may(facts, both)):
-                continue
-            side = side_of_rule(rule, both, offer, caller, constraints)
-            if side is not None and (side.up or rule.strict):
-                return Verdict(side, level, reason, rule.strict)
-        return None
+        if at is None:
+            return None
+        rule = routing.rules[at]
+        side = self._side_of(rule, facts, both, offer, caller, constraints)
+        return None if side is None else Verdict(side, "rules", self._in_force.reasons[at], rule.strict)
+
+    def _side_of(
+        self, rule: RouteRule, facts: Facts, both: Sides, offer: Offer, caller: Caller, constraints: Constraints
+    ) -> Side | None:
+        """The side that a rule names, if it can answer now and may."""
+        if is_edge(rule.target) and (rule.strict or not self._edge_may(facts, both)):
+            return None
+        side = side_of_rule(rule, both, offer, caller, constraints)
+        return side if side is not None and (side.up or rule.strict) else None
+
+    def _weighed(self, facts: Facts, both: Sides, offer: Offer, caller: Caller, routing: RoutingPolicy) -> Verdict:
+        """Levels 2 and 3: budgets, device and cloud are looked at where they can make a difference."""
+        edge, cloud = both.edge, both.cloud
+        if edge is None or cloud is None:
+            only = edge or cloud
+            assert only is not None, "routing begins with a side"
+            return Verdict(only, "rules", "the only side that may answer")
+        verdict = unmoved(facts, edge, cloud, routing, self._in_force.reach)
+        if verdict is not None:
+            return verdict
+        signals, base = offer.signals(caller), routing.cloud_threshold
+        moved = threshold(base, routing.dynamic, signals, edge.views, cloud.views, facts.prompt_tokens)
+        return decide(facts, edge, cloud, routing, moved)
 
     def _edge_may(self, facts: Facts, both: Sides) -> bool:
         """An edge route counts with its fallback armed, and never for a hard prompt that the cloud could take."""
@@ -190,7 +217,14 @@ class PolicyRouter:
 
 def in_force(policy: Policy) -> InForce:
     """Worked out when a policy comes into force, not per request."""
-    return InForce(policy, constraints_of(policy), unarmed(policy.routing, policy.privacy.local_only) is None)
+    routing = policy.routing
+    return InForce(
+        policy,
+        constraints_of(policy),
+        unarmed(routing, policy.privacy.local_only) is None,
+        tuple(f"rule {number}: {rule.target}" for number, rule in enumerate(routing.rules, 1)),
+        reach_of(routing.cloud_threshold, routing.dynamic),
+    )
 
 
 def believed_from(policy: IntentRouting, model: IntentModel) -> float:
@@ -200,13 +234,6 @@ def believed_from(policy: IntentRouting, model: IntentModel) -> float:
     return model.threshold
 
 
-def _threshold(facts: Facts, both: Sides, offer: Offer, caller: Caller, routing: RoutingPolicy) -> Threshold:
-    if both.edge is None or both.cloud is None:
-        return Threshold(routing.cloud_threshold)
-    here, there, signals = both.edge.views, both.cloud.views, offer.signals(caller)
-    return threshold(routing.cloud_threshold, routing.dynamic, signals, here, there, facts.prompt_tokens)
-
-
 def side_of_rule(rule: RouteRule, both: Sides, offer: Offer, caller: Caller, constraints: Constraints) -> Side | None:
     """Who answers a rule; the sides as they were found serve for `edge` and `cloud` without a model."""
     if rule.model is None and is_edge(rule.target):
@@ -214,10 +241,6 @@ def side_of_rule(rule: RouteRule, both: Sides, offer: Offer, caller: Caller, con
     if rule.model is None and rule.target.lower() == "cloud":
         return both.cloud
     return side_of_target(rule.target, rule.model, offer, caller, constraints)
-
-
-def _as_rule(found: Suggestion) -> RouteRule:
-    return RouteRule(found.target, model=found.model)
 
 
 def _routed(verdict: Verdict, facts: Facts, both: Sides, constraints: Constraints) -> Routed:

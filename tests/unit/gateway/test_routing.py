@@ -11,11 +11,12 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import intents
+from gateway import complexity, intents
 from gateway.context import Caller
-from gateway.dynamic_routing import OUT_OF_REACH, budget_lift, threshold
+from gateway.dynamic_routing import OUT_OF_REACH, budget_lift, reach_of, threshold
 from gateway.ports import Findings, Routed, Signals
-from gateway.prompt_features import features
+from gateway.prompt_features import HEAD, TAIL, features
+from gateway.prompt_reader import HARD_HEAD, HARD_TAIL, PromptReader
 from gateway.route_plugins import Asked, Plugins, Suggestion, installed
 from gateway.routing import PolicyRouter, believed_from
 from gateway.targets import TargetView
@@ -24,6 +25,7 @@ from protocol.chat import ChatRequest
 from protocol.errors import ConfigError, NotAllowed, NotFound
 from protocol.policy import Policy, PrivacyPolicy, RoutingPolicy
 from protocol.policy_routing import (
+    BudgetLift,
     DynamicRouting,
     IntentRouting,
     RouteFallback,
@@ -39,6 +41,7 @@ RULES = (
 )
 DEVICE, CLOUD = TargetView("device", True), TargetView("cloud", False)
 ROUTER = PolicyRouter()
+READER = PromptReader(intents.default_model())
 
 
 class Shelf:
@@ -147,10 +150,26 @@ def test_short_but_hard_prompts_are_never_edge_only(text: str) -> None:
     assert route(text, offer=resting).hard
 
 
-@pytest.mark.parametrize("hard", ["prove it", "is it NP-hard", "给出证明"])
-@pytest.mark.parametrize("before", [0, 40, 100])
+@pytest.mark.parametrize("hard", ["prove it", "is it NP-hard", "give a Lower-Bound", "给出证明"])
+@pytest.mark.parametrize("before", [0, 40, 60, 66, 70, 74, 76, 100])
 def test_a_hard_mark_counts_in_more_of_a_long_prompt_than_the_classifier_reads(hard: str, before: int) -> None:
     assert route("a " * (before // 2) + hard + " south" * 80).hard
+
+
+PIECES = (
+    *complexity.MARKS["hard"].split("|"),
+    *("Np-Hard", "improve", "of", "sums", "so ", " it", "天气", "证", "é", "-", "_"),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40), st.sampled_from(["", " ", " a ", "\n"]), st.integers(0, 120))
+def test_a_hard_mark_at_either_end_is_never_missed(pieces: list[str], between: str, gap: int) -> None:
+    half = len(pieces) // 2
+    text = between.join(pieces[:half]) + "x " * gap + between.join(pieces[half:])
+    ends = text if len(text) <= HARD_HEAD + HARD_TAIL else f"{text[:HARD_HEAD]} {text[-HARD_TAIL:]}"
+    seen = READER.read(text)
+    if len(text) > HEAD + TAIL and complexity.says_hard(ends):
+        assert seen.marks[complexity.HARD]
 
 
 def test_a_hard_word_within_another_one_is_none() -> None:
@@ -219,6 +238,55 @@ def test_what_moves_the_threshold(
     signals: Signals, device: TargetView, cloud: TargetView, policy: DynamicRouting, expected: float
 ) -> None:
     assert threshold(0.7, policy, signals, [device], [cloud], 100).value == pytest.approx(expected)
+
+
+@given(
+    st.none() | st.floats(0, 1),
+    st.none() | st.floats(0, 1),
+    st.booleans(),
+    st.floats(0, 60),
+    st.lists(st.sampled_from([0.1, 9.0, float("inf")]), max_size=8),
+    st.none() | st.floats(0.1, 60),
+    st.floats(-1, 1),
+    st.floats(-0.5, 0.5),
+)
+def test_nothing_moves_the_threshold_out_of_its_reach(
+    left: float | None,
+    battery: float | None,
+    hot: bool,
+    queue_s: float,
+    ttft_s: list[float],
+    most_s: float | None,
+    lift: float,
+    drop: float,
+) -> None:
+    lifts = (BudgetLift(0.9, lift), BudgetLift(0.1, -lift / 2))
+    policy = DynamicRouting(budget_lifts=lifts, max_ttft_s=most_s, queue_drop=drop, slow_lift=-drop, latency_shift=lift)
+    signals = Signals(month_left_ratio=left, battery_ratio=battery, hot=hot)
+    device, cloud = evolve(DEVICE, queue_s=queue_s), evolve(CLOUD, seen=len(ttft_s), ttft=ecdf(ttft_s))
+    reach = reach_of(0.7, policy)
+    assert reach.least <= threshold(0.7, policy, signals, [device], [cloud], 100).value < reach.most
+
+
+def test_the_state_of_the_house_is_looked_at_only_where_it_can_make_a_difference() -> None:
+    class Watched(Shelf):
+        asked = 0
+
+        def signals(self, caller: Caller) -> Signals:
+            self.asked += 1
+            return super().signals(caller)
+
+    both: dict[str, Sequence[TargetView]] = {"small": (DEVICE,), "large": (CLOUD,)}
+    near = "why compare and design a python function"
+    for text, by_model, start in (
+        ("hello", both, "device"),
+        (near, both, "device"),
+        (HARD, both, "cloud"),
+        ("hello", {**both, "small": (evolve(DEVICE, up=False),)}, "cloud"),
+    ):
+        offer = Watched(by_model, Signals(month_left_ratio=0.4))
+        assert route(text, RoutingPolicy(), offer).start == start
+        assert bool(offer.asked) is (text == near or by_model is not both)
 
 
 def test_privacy_and_the_policys_targets_come_first() -> None:
