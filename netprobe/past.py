@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Mapping
 from math import isfinite
 
+from netprobe.change import DEFAULT_RULES
+from netprobe.floor import Floor
 from netprobe.round_trip import SMALL_BYTES, RoundTrip
 from netprobe.view import MAX_RESIDUALS
 from netprobe.way import Way
@@ -59,11 +61,13 @@ def _way(past: PastWay, now_s: float) -> Way:
         for t in past.transfers[-WINDOW:]
         if t.size_bytes >= SMALL_BYTES and t.seconds > 0 and _plausible(t.seconds, t.age_s)
     ]
+    pairs.sort(key=lambda pair: pair.at_s)
     residuals = [ratio for ratio in past.residuals if ratio > 0 and isfinite(ratio)]
     return Way(
-        window=Window(sorted(pairs, key=lambda pair: pair.at_s)),
+        window=Window(pairs),
         residuals=deque(residuals, maxlen=MAX_RESIDUALS),
         recalled=True,
+        floor=Floor.of(pairs, DEFAULT_RULES.idle_s),
     )
 
 

@@ -67,12 +67,12 @@ class LinkProbe:
         pair = Pair(sample.size_bytes, sample.seconds, sample.at_s)
         if sample.complete and sample.direction == "up" and sample.seconds > 0 and sample.link in self._round_trips:
             self._round_trips[sample.link] = self._round_trips[sample.link].at_most(sample.seconds, sample.at_s)
-        rtt_s = self._rtt_s(sample.link)
+        rtt_s = self._trip_s(sample.link, sample.direction)
         if sample.complete and sample.seconds > 0:
             self.resets += way.take(pair, sample.idle_before_s, rtt_s, self._rules)
             self.taken += 1
         elif not sample.complete and not arrived(sample):
-            whole_s = projected_s(way.window.line(rtt_s), sample)
+            whole_s = projected_s(way.line(rtt_s), sample)
             way.give_up(pair, rtt_s, self._rules, whole_s)
 
     def add_round_trip(self, link: str, seconds: float, at_s: float) -> None:
@@ -100,13 +100,12 @@ class LinkProbe:
         that long, and those that have not moved yet will take as long again as their share says.
         """
         now_s = self._clock() if now_s is None else now_s
-        rtt_s = self._rtt_s(link)
         running = self.under_way(link, direction)
         way = self._ways.get((link, direction))
-        shown_rtt_s = self._stretched_s(link, rtt_s)
+        shown_rtt_s = self._stretched_s(link, self._rtt_s(link))
         if way is None or not way.window.pairs:
             return evolve(UNKNOWN_LINK, rtt_s=shown_rtt_s, under_way=running)
-        line = self._line(way, running, rtt_s, now_s)
+        line = self._line(way, running, self._trip_s(link, direction), now_s)
         return LinkView(
             floor_s=line.floor_s,
             bytes_per_s=line.bytes_per_s,
@@ -121,7 +120,7 @@ class LinkProbe:
 
     def _line(self, way: Way, running: TransferSample | None, rtt_s: float | None, now_s: float) -> Fit:
         """What the window says, held down by a transfer under way, or for a while by one that was given up."""
-        line = way.window.line(rtt_s)
+        line = way.line(rtt_s)
         if running is None or running is not way.unfinished:
             return held_down(line, running)
         return doubted(line, running, running.at_s - way.bad_since_s, now_s - running.at_s)
@@ -184,6 +183,10 @@ class LinkProbe:
         running = watched() if watched is not None else None
         small = running is not None and running.direction == "up" and running.size_bytes < SMALL_BYTES
         return max(rtt_s, self._stalled.get(link, 0.0), running.seconds if running is not None and small else 0.0)
+
+    def _trip_s(self, link: str, direction: Direction) -> float | None:
+        """The round trip in a transfer: an answer is measured from its first byte on, so that there is none in it."""
+        return self._rtt_s(link) if direction == "up" else 0.0
 
     def _rtt_s(self, link: str) -> float | None:
         return self._round_trips.get(link, RoundTrip()).rtt_s

@@ -7,6 +7,7 @@ from collections import deque
 from attrs import define, evolve, field
 
 from netprobe.change import ChangeRules, Jump, jump, says_nothing
+from netprobe.floor import Floor
 from netprobe.view import MAX_RESIDUALS
 from netprobe.window import Fit, Pair, Window
 from protocol.events import TransferSample
@@ -23,6 +24,7 @@ class Way:
     was too slow by far and joined no window, since it was given up, or came after a pause. after_pause: the last
     transfer came after one. recalled: all of the window is of an earlier time. residuals: seconds taken over seconds
     predicted; a change point keeps them, they are what the link does. measured: the transfers of the newest of them.
+    floor: what is known of it besides the window.
     """
 
     window: Window = field(factory=Window)
@@ -35,6 +37,11 @@ class Way:
     doubted: bool = False
     after_pause: bool = False
     recalled: bool = False
+    floor: Floor = field(factory=Floor)
+
+    def line(self, rtt_s: float | None) -> Fit:
+        """The window's. rtt_s: stands in for the floor where sizes do not tell it; without it what they told before."""
+        return self.window.line(self.floor.seconds if rtt_s is None else rtt_s)
 
     @property
     def in_doubt(self) -> bool:
@@ -60,7 +67,7 @@ class Way:
 
     def take(self, pair: Pair, idle_before_s: float, rtt_s: float | None, rules: ChangeRules) -> bool:
         """A transfer ended. True at a change point: everything before it is forgotten, but for the residuals."""
-        pairs, line = self.window.pairs, self.window.line(rtt_s)
+        pairs, line = self.window.pairs, self.line(rtt_s)
         self.recalled = False
         kind = jump(pairs, line, pair, rules)
         excused = not self.doubted and not self.after_pause and says_nothing(pairs, line, pair, idle_before_s, rules)
@@ -76,7 +83,7 @@ class Way:
 
         whole_s: what it would have taken at the pace that it had.
         """
-        line = self.window.line(rtt_s)
+        line = self.line(rtt_s)
         self.recalled = False
         self.doubted = self.doubted or jump(self.window.pairs, line, pair, rules) == "slower"
         if pair.seconds > line.seconds_for(pair.size_bytes):
@@ -91,12 +98,18 @@ class Way:
         doubts = len(self.jumps) + (self.doubted and kind == "slower")
         self.doubted = False
         if kind == "none" or doubts < rules.jumps_after(pair.at_s - self.window.pairs[-1].at_s):
-            self.window.add(pair)
+            self._add(pair, rules)
             return False
         self.window.restart(self.jumps)
         self.jumps.clear()
         self.kind = "none"
         return True
+
+    def _add(self, pair: Pair, rules: ChangeRules) -> None:
+        if self.window.pairs:
+            self.floor.take(self.window.pairs[-1], pair, rules.idle_s)
+        self.window.add(pair)
+        self.floor.settle((*self.measured, *self.window.pairs))
 
     def _note(self, line: Fit, pair: Pair, whole_s: float | None = None) -> None:
         """Keep how `pair` stood to what was predicted before it; without pairs nothing was."""
