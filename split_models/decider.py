@@ -14,7 +14,7 @@ from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.detours import ahead, beside, outrun, trial
-from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, instead, parting, seconds_alone
+from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, instead, parting, seconds_alone, usual_s
 from split_models.lateness import Lateness
 from split_models.planner import Proposal, exploration, explore_now, propose, slower_way, still_needed_s, worth_a_look
 from split_models.switch import Held, hold
@@ -137,7 +137,8 @@ class Decider:
         device_s = device.device_s if device is not None else 0.0
         self._budget = self._budget.requested(device_s, policy)
         if device_s > 0:
-            self._lateness = self._lateness.asked(self._by_link_s(proposal, device_s, now_s), device_s, now_s)
+            link_s = self._by_link_s(proposal, costs, views, device_s, now_s)
+            self._lateness = self._lateness.asked(link_s, device_s, now_s)
         seat = self._seats[encoded]
         before = _cost_of(costs, seat.held.arm)
         left = self._switch(seat, proposal, policy, now_s, self._covered(before, device_s, policy), looking)
@@ -424,11 +425,19 @@ class Decider:
     def _late_price_s(self, device_s: float, policy: SplitPolicy) -> float:
         return self._lateness.price_s(device_s) if seconds_alone(policy) else 0.0
 
-    def _by_link_s(self, proposal: Proposal, device_s: float, now_s: float) -> float:
+    def _by_link_s(
+        self,
+        proposal: Proposal,
+        costs: Sequence[ArmCost],
+        views: Mapping[str, LinkView],
+        device_s: float,
+        now_s: float,
+    ) -> float:
         """What a request is expected to take on its best link arm; without any, since the last one failed."""
         best = next((entry for entry in proposal.ranking if entry.arm.link and not entry.excluded), None)
-        if best is not None:
-            return best.predicted_s
+        cost = _cost_of(costs, best.arm) if best is not None else None
+        if best is not None and cost is not None:
+            return usual_s(best, slower_way(cost, views))
         down = [state.down_since_s for state in self._links.values() if state.down_since_s is not None]
         return now_s - max(down) if down else device_s
 

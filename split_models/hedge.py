@@ -195,6 +195,15 @@ def weighed_s(entry: Ranked, view: LinkView, device_s: float, late_price_s: floa
     return (sum(moments_s) + REGRET * late_s + late_price_s * missed) / len(moments_s)
 
 
+def usual_s(entry: Ranked, view: LinkView) -> float:
+    """Expected seconds of an arm that is waited for to the end, by what the link's last transfers took over their
+    predictions.
+    """
+    seen = view.residuals if view.expected is None else view.expected
+    ratios = (*seen, *PRIOR_RATIOS) if seen else (1.0,)
+    return entry.predicted_s + entry.link_s * (sum(ratios) / len(ratios) - 1.0)
+
+
 def worth_both(entry: Ranked, view: LinkView, device_s: float, allowance_s: float) -> bool:
     """Whether to begin on the link and the device at once, when the device alone would answer in `device_s`: what the
     sooner answer saves is worth more than the allowance that the device's run uses up.

@@ -13,7 +13,7 @@ from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.decider import Decider, Decision
-from split_models.hedge import hedge, parting, weighed_s
+from split_models.hedge import hedge, parting, usual_s, weighed_s
 from split_models.lateness import LATE_RATIO, LATE_SHARE, MOST_OWED, OWED_RUNS, Alone, Lateness
 from split_models.planner import Ranked
 
@@ -70,6 +70,17 @@ def test_a_run_that_never_was_waits_for_those_before_and_no_longer_than_is_told(
         before, run = run, run.asked(run_s, gap_s, 50.0)
         assert run.wait_s == min(50.0, max(0.0, before.wait_s - gap_s) + run_s)
         assert min(before.mean_s, run.wait_s) - 1e-9 <= run.mean_s <= max(before.mean_s, run.wait_s) + 1e-9
+
+
+def test_a_link_alone_takes_what_its_transfers_took_and_not_what_was_predicted() -> None:
+    """Predicted at half of the device's time; one in five takes nine times as long."""
+    entry = Ranked(CLOUD, 0.2, 0.2, link_s=0.15)
+    assert usual_s(entry, evolve(STEADY, residuals=())) == pytest.approx(0.2)
+    assert usual_s(entry, STEADY) == pytest.approx(0.2, rel=0.05)
+    holes = evolve(STEADY, residuals=((1.0,) * 4 + (9.0,)) * 6)
+    assert usual_s(entry, holes) > 0.4 > weighed_s(entry, STEADY, 0.4)
+    slower_now = evolve(holes, expected=((1.0,) * 4 + (2.0,)) * 6)
+    assert usual_s(entry, slower_now) < 0.25, "no later than it was, where less was expected then"
 
 
 def test_a_hole_of_the_link_counts_by_all_requests_that_would_have_waited() -> None:
