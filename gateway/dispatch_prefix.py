@@ -34,6 +34,8 @@ class PrefixMemory:
 
     def cached_ratio(self, prompt: Prompt) -> float:
         """Share of the prompt, by its bytes, that was read before; 0 to 1."""
+        if not self._marks:
+            return 0.0
         longest, total = 0, prompt_bytes(prompt)
         for mark, size_bytes in _marks_of(prompt):
             if mark not in self._marks:

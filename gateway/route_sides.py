@@ -53,11 +53,11 @@ def sides(offer: Offer, routing: RoutingPolicy, caller: Caller, constraints: Con
     for model in _models(offer, caller):
         if edge is not None and (cloud is not None or constraints.local_only):
             break
-        views = _allowed(offer, model, constraints)
-        if edge is None:
-            edge = _side("device", model, views)
-        if cloud is None:
-            cloud = _side("cloud", model, views)
+        here, there = _parted(offer, model, constraints)
+        if edge is None and here:
+            edge = Side("device", model, here)
+        if cloud is None and there:
+            cloud = Side("cloud", model, there)
     return Sides(edge, cloud)
 
 
@@ -77,14 +77,21 @@ def _wanted(start: Start, model: str | None, offer: Offer, caller: Caller, const
     """The side with the model that the policy names for it."""
     if model is None or (caller.models is not None and model not in caller.models):
         return None
-    return _side(start, model, _allowed(offer, model, constraints))
+    here, there = _parted(offer, model, constraints)
+    views = here if start == "device" else there
+    return Side(start, model, views) if views else None
 
 
-def _side(start: Start, model: str, views: Sequence[TargetView]) -> Side | None:
-    """Those of the model's targets that stand on this side."""
-    local = start == "device"
-    here = tuple([view for view in views if view.local == local])
-    return Side(start, model, here) if here else None
+def _parted(
+    offer: Offer, model: str, constraints: Constraints
+) -> tuple[tuple[TargetView, ...], tuple[TargetView, ...]]:
+    """The model's targets that may see the request: here, and elsewhere."""
+    here: list[TargetView] = []
+    there: list[TargetView] = []
+    for view in offer.views(model):
+        if constraints.allows(view.name, view.local):
+            (here if view.local else there).append(view)
+    return tuple(here), tuple(there)
 
 
 def _models(offer: Offer, caller: Caller) -> Iterable[str]:

@@ -188,10 +188,16 @@ class PolicyRouter:
     def _side_of(
         self, rule: RouteRule, facts: Facts, both: Sides, offer: Offer, caller: Caller, constraints: Constraints
     ) -> Side | None:
-        """The side that a rule names, if it can answer now and may."""
-        if is_edge(rule.target) and (rule.strict or not self._edge_may(facts, both)):
+        """The side that a rule names, if it can answer now and may; without a model, one of those that were found."""
+        at_edge = is_edge(rule.target)
+        if at_edge and (rule.strict or not self._edge_may(facts, both)):
             return None
-        side = side_of_rule(rule, both, offer, caller, constraints)
+        if rule.model is None and at_edge:
+            side = both.edge
+        elif rule.model is None and rule.target.lower() == "cloud":
+            side = both.cloud
+        else:
+            side = side_of_target(rule.target, rule.model, offer, caller, constraints)
         return side if side is not None and (side.up or rule.strict) else None
 
     def _weighed(self, facts: Facts, both: Sides, offer: Offer, caller: Caller, routing: RoutingPolicy) -> Verdict:
@@ -232,15 +238,6 @@ def believed_from(policy: IntentRouting, model: IntentModel) -> float:
     if policy.threshold is not None and policy.encoder == model.id:
         return policy.threshold
     return model.threshold
-
-
-def side_of_rule(rule: RouteRule, both: Sides, offer: Offer, caller: Caller, constraints: Constraints) -> Side | None:
-    """Who answers a rule; the sides as they were found serve for `edge` and `cloud` without a model."""
-    if rule.model is None and is_edge(rule.target):
-        return both.edge
-    if rule.model is None and rule.target.lower() == "cloud":
-        return both.cloud
-    return side_of_target(rule.target, rule.model, offer, caller, constraints)
 
 
 def _routed(verdict: Verdict, facts: Facts, both: Sides, constraints: Constraints) -> Routed:

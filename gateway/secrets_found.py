@@ -32,9 +32,7 @@ _MARKED = re.compile(
 )
 """Each begins with its maker's mark and has at least LEAST_TOKEN characters of one run."""
 
-_SIGNS_OF_MARKS = ("-", "_", "eyJ")
 _CAPITALS = b"AA"
-"""Each mark has one of those, or two capitals."""
 
 LEAST_TOKEN = 16
 _RUNS = bytes(ord("a") if chr(code).isalnum() or chr(code) in "_-" else ord(" ") for code in range(128)) + b" " * 128
@@ -68,7 +66,7 @@ _BEGIN, _END = "-----BEGIN ", "-----END "
 
 def secrets(text: str, plain: bytes, shape: bytes) -> Iterator[tuple[int, int]]:
     """Start and end of each; of `password: value` only the value. plain, shape: as gateway.detectors.Seen has them."""
-    if _CAPITALS in shape or any(sign in text for sign in _SIGNS_OF_MARKS):
+    if _may_be_marked(text, shape):
         yield from _marked(text, plain)
     if "Bearer " in text:
         yield from (found.span(1) for found in _BEARER.finditer(text))
@@ -76,8 +74,14 @@ def secrets(text: str, plain: bytes, shape: bytes) -> Iterator[tuple[int, int]]:
         yield from _in_addresses(text)
     if _BEGIN in text:
         yield from _private_keys(text)
-    if b"0" in shape or any(quote in text for quote in _QUOTES):
-        yield from _said(text, plain)
+    yield from _said(text, plain, shape)
+
+
+def _may_be_marked(text: str, shape: bytes) -> bool:
+    """Each mark has a dash, an underscore, an A beside another capital, or `eyJ`. One character is found in no time."""
+    if "-" in text or "_" in text:
+        return True
+    return ("A" in text and _CAPITALS in shape) or ("J" in text and "eyJ" in text)
 
 
 def _marked(text: str, plain: bytes) -> Iterator[tuple[int, int]]:
@@ -96,9 +100,14 @@ def _marked(text: str, plain: bytes) -> Iterator[tuple[int, int]]:
         start = runs.find(_LONG, stop)
 
 
-def _said(text: str, plain: bytes) -> Iterator[tuple[int, int]]:
+def _said(text: str, plain: bytes, shape: bytes) -> Iterator[tuple[int, int]]:
     """Values that follow a word for a secret. A plain word there is a variable or prose, unless it stands in quotes."""
-    for found in after_words(text, plain):
+    # So the first digit or quote of the text is not far behind the word, and the last one is not before it.
+    first = [at for at in (shape.find(b"0"), *map(text.find, _QUOTES)) if at >= 0]
+    last = max(shape.rfind(b"0"), *map(text.rfind, _QUOTES))
+    if not first:
+        return
+    for found in after_words(text, plain, max(0, min(first) - MAX_SAID), last):
         value = found.group(1)
         quoted = text[found.start(1) - 1] in _QUOTES
         mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
@@ -107,16 +116,22 @@ def _said(text: str, plain: bytes) -> Iterator[tuple[int, int]]:
             yield found.span(1)
 
 
-def after_words(text: str, plain: bytes) -> Iterator[re.Match[str]]:
-    """What `SAID.finditer` finds, looked for around its words only: over a long text that is hundreds of times less."""
+def after_words(text: str, plain: bytes, start: int = 0, stop: int | None = None) -> Iterator[re.Match[str]]:
+    """What `SAID.finditer` finds, looked for around its words only: over a long text that is hundreds of times less.
+
+    start, stop: where the words may stand.
+    """
+    stop = len(text) if stop is None else stop
     wide = not text.isascii()
     if wide and any(chr(letter) in text for letter in _TAKEN_FOR_LETTERS):
         plain = text.translate(_TAKEN_FOR_LETTERS).encode("ascii", "replace")
-    lowered = plain.lower()
+    lowered = plain[start:stop].lower()
     # What is said of a key has a word before it; of the others the match begins with them.
-    places = [(at, MAX_BEFORE_WORD if word is _KEY else 0) for word in _WORDS for at in _places_of(word, lowered)]
+    places = [
+        (start + at, MAX_BEFORE_WORD if word is _KEY else 0) for word in _WORDS for at in _places_of(word, lowered)
+    ]
     if wide:
-        places += [(at, MAX_BEFORE_CHARACTER) for sign in _HAN for at in _places_of(sign, text)]
+        places += [(start + at, MAX_BEFORE_CHARACTER) for sign in _HAN for at in _places_of(sign, text[start:stop])]
     done = 0
     for at, before in sorted(places):
         if at < done:

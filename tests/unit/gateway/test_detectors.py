@@ -158,3 +158,10 @@ def test_looking_around_words_finds_what_looking_everywhere_finds(text: str) -> 
     assert [found.span() for found in after_words(text, text.encode("ascii", "replace"))] == [
         found.span() for found in SAID.finditer(text)
     ]
+
+
+@pytest.mark.parametrize("value", ["v" * 199 + "1", "1" + "v" * 199, "v" * 100 + "7" + "v" * 99])
+def test_a_value_is_found_wherever_its_only_digit_stands(value: str) -> None:
+    before = "south " * 50 + "secret key'   is    "
+    text = before + value + " north" * 50
+    assert [(span.start, span.end) for span in DETECTORS.spans(text)] == [(len(before), len(before) + len(value))]
