@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import sqlite3
@@ -61,10 +62,15 @@ def test_abstract_sockets_are_understood() -> None:
     listening.close()
 
 
-def test_a_manager_that_is_gone_or_deaf_is_no_error(tmp_path: Path, manager: FakeManager) -> None:
+def test_a_manager_that_is_gone_or_deaf_is_no_error(
+    tmp_path: Path, manager: FakeManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "midstream.agent.service")
     Notifier(str(tmp_path / "nobody")).ready("x")
     manager.close()
     Notifier(manager.address).feed()
+    told = [record.getMessage() for record in caplog.records]
+    assert ["READY=1" in told[0], "WATCHDOG=1" in told[1]] == [True, True]
 
 
 @given(st.text(max_size=2000))
