@@ -301,7 +301,9 @@ class SemanticCache:
             self._index.remove(scope, entry)
 
     def _forget_tenant(self, tenant: str | None) -> int:
-        entries = self._opened().of_tenant(tenant)
-        for entry, scope in entries:
-            self._drop(entry, scope)
+        store = self._opened()
+        entries = store.of_tenant(tenant)
+        with store.together():
+            for entry, scope in entries:
+                self._drop(entry, scope)
         return len(entries)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from attrs import frozen
 
 from gateway.ports import CachedAnswer
-from protocol.durable import open_sqlite
+from protocol.durable import open_sqlite, written
 from protocol.text import Usage
 
 MAX_ANSWER_BYTES = 256 << 10
@@ -120,6 +121,10 @@ class CacheStore:
             row,
         )
         return int(done.lastrowid or 0)
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is done within is kept whole at its end, or not at all; many changes are quicker so."""
+        return written(self._db)
 
     def drop(self, entry: int) -> None:
         """Forget one."""

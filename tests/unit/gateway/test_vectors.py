@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import usearch.index as usearch
 
 from gateway.vectors import FlatIndex, HnswIndex, ScopedIndex
 
@@ -82,3 +83,14 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
     other.add([1], np.eye(8, dtype=np.float32)[:1])
     other.save(tmp_path / "y")
     assert not index.load(tmp_path / "y")
+
+
+def test_a_graph_of_an_earlier_release_with_fewer_links_is_made_anew(tmp_path: Path) -> None:
+    thin = usearch.Index(ndim=DIMENSIONS, metric="cos", dtype="f16", connectivity=16)
+    thin.add(np.arange(3, dtype=np.uint64), unit(3))
+    thin.save(str(tmp_path / "thin"))
+    index = HnswIndex(DIMENSIONS)
+    assert not index.load(tmp_path / "thin") and len(index) == 0
+    index.add([1], unit(1))
+    index.save(tmp_path / "whole")
+    assert HnswIndex(DIMENSIONS).load(tmp_path / "whole")
