@@ -92,9 +92,12 @@ class TensorSide:
         self._probe, self._emit = probe, emit
         self._store = ChosenStore(config)
         ways = (cloud,) if second is None else (cloud, second)
+        self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
         # For requests that can wait: their pictures, and their answers, which the reader of their stream works on too.
-        self._later = BoundedExecutor("later", 1, PICTURE_WAIT_S, clock, emit, niceness=NICENESS)
-        self._post = BoundedExecutor("post", 1, POST_WAIT_S, clock, emit, niceness=NICENESS)
+        # Of work in Python two pieces at once take longer than one after the other.
+        first = self._pictures
+        self._later = BoundedExecutor("later", 1, PICTURE_WAIT_S, clock, emit, niceness=NICENESS, first=first)
+        self._post = BoundedExecutor("post", 1, POST_WAIT_S, clock, emit, niceness=NICENESS, alone=True, first=first)
         self._twins = {link.name: self._twin(link, clock) for link in ways}
         self._far = {link.name: (link, Remote(self._twins[link.name], link)) for link in ways}
         self.sink = collecting(self._sample)
@@ -103,7 +106,6 @@ class TensorSide:
         self.threads = config.tensor_threads or min(begin.threads, cores) or max(1, cores - 1)
         at_once, wait_s = max(1, cores // self.threads), policy().engines.wait_target_s
         self._executor = BoundedExecutor("tensor", at_once, wait_s, clock, emit, threads_per_run=self.threads)
-        self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
         self._runtimes = _runtimes(config.slowdown, host.runtimes if host is not None else {})
         budget_bytes = model_budget_bytes(LEAST_BUDGET_BYTES)
         pool = ModelPool(min(budget_bytes, begin.max_models_bytes or budget_bytes))

@@ -20,6 +20,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from attrs import define, field, frozen
 
 from engines.admission import MAX_WAITING, Admission, Decision, Load, WhenFull
+from engines.give_way import First, behind, given_way_s
 from engines.stop import Stopped
 from profiles.facts import usable_cores
 from protocol.clock import Clock
@@ -84,6 +85,9 @@ class BoundedExecutor:
         bounded: False lets everything wait: for work that is bounded elsewhere, or to measure what the bound is worth.
         niceness: how far the workers stand back behind other threads for a core, 0 to 19; see `stand_back`.
         patience_s: longest run that is not called hung; twenty measured runs when that is more.
+        alone: callers that run work themselves wait for their turn among the workers: for work in Python, of which two
+            pieces at once take longer than one after the other.
+        first: work stands back while that executor has any; see engines.give_way.
     """
 
     def __init__(
@@ -100,6 +104,8 @@ class BoundedExecutor:
         bounded: bool = True,
         niceness: int = 0,
         patience_s: float = PATIENCE_S,
+        alone: bool = False,
+        first: First | None = None,
     ) -> None:
         parallel = max(1.0, (cores or usable_cores()) / max(1, threads_per_run))
         self._name = name
@@ -108,8 +114,11 @@ class BoundedExecutor:
         self._emit = emit
         self._niceness = niceness
         self._patience_s = patience_s
+        self._alone = alone
+        self._first = first
         self._admission = Admission(workers, wait_target_s, parallel=parallel, max_waiting=max_waiting, bounded=bounded)
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._idle = threading.Condition(lock), threading.Condition(lock)
         self._queue: deque[Ticket] = deque()
         self._threads: list[threading.Thread] = []
         self._pulses: list[_Worker] = []
@@ -136,6 +145,16 @@ class BoundedExecutor:
     def running(self) -> int:
         """Runs under way, those in callers' own threads included."""
         return self._running_here + self._running_callers
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs or waits; from any thread, and it waits for no lock."""
+        return bool(self._queue) or self.running > 0
+
+    def wait_until_idle(self, seconds: float) -> None:
+        """Return when nothing runs or waits, or after `seconds`; from a foreign thread."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self.busy, seconds)
 
     @property
     def capacity(self) -> int:
@@ -250,7 +269,7 @@ class BoundedExecutor:
                 return False
             self._queue.remove(ticket)
             ticket.state = "cancelled"
-            self._changed.notify_all()
+            self._notify()
         return True
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -262,7 +281,7 @@ class BoundedExecutor:
             for ticket in dropped:
                 ticket.state = "cancelled"
             threads = list(self._threads)
-            self._changed.notify_all()
+            self._notify()
         for ticket in dropped:
             self._tell(ticket, None, self._closing())
         deadline_s = time.monotonic() + timeout_s
@@ -279,6 +298,8 @@ class BoundedExecutor:
             if decision.act == "queue":
                 self._enqueue(ticket)
             elif decision.act == "caller_runs":
+                while self._alone and not self._closed and self.running >= self._workers:
+                    self._changed.wait()
                 self._running_callers += 1
                 ticket.state, ticket.running_at_start = "running", self.running
         if decision.act == "refuse":
@@ -328,11 +349,14 @@ class BoundedExecutor:
         ticket.wait_s = started_s - ticket.arrived_s
         result: Any = None
         error: BaseException | None = None
-        try:
-            result = ticket.fn()
-        except BaseException as err:  # noqa: BLE001 - whoever asked gets it; a worker outlives what it runs
-            error = err
-        ticket.run_s = self._clock() - started_s
+        stood_back_s = 0.0
+        with behind(self._first):
+            try:
+                result = ticket.fn()
+            except BaseException as err:  # noqa: BLE001 - whoever asked gets it; a worker outlives what it runs
+                error = err
+            stood_back_s = given_way_s()
+        ticket.run_s = self._clock() - started_s - stood_back_s
         with self._changed:
             at_once = (ticket.running_at_start + self.running) / 2
             if not isinstance(error, Stopped):  # a part of a run is no measure of one
@@ -342,9 +366,15 @@ class BoundedExecutor:
             else:
                 self._running_here -= 1
             ticket.state = "done"
-            self._changed.notify_all()
+            self._notify()
         self._tell(ticket, result, error)
         self._sample("done", wait_s=ticket.wait_s, service_s=ticket.run_s)
+
+    def _notify(self) -> None:
+        """Something ended; under the lock."""
+        self._changed.notify_all()
+        if not self.busy:
+            self._idle.notify_all()
 
     def _tell(self, ticket: Ticket, result: Any, error: BaseException | None) -> None:
         try:

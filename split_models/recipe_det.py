@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engines.arrays import to_array, to_tensor
+from engines.give_way import give_way
 from protocol.errors import EngineError
 from protocol.tensors import Tensor, TensorSpec
 from split_models import images
@@ -85,6 +86,7 @@ def find_boxes(probability: NDArray[np.float32]) -> tuple[list[NDArray[np.float6
     """Quadrilaterals in map pixels with their scores, top to bottom, then left to right."""
     found: list[tuple[NDArray[np.float64], float]] = []
     for points in components(probability, MAP_THRESHOLD, min_pixels=4)[:MAX_BOXES]:
+        give_way()
         corners, long_side, short_side = least_rectangle(points)
         if min(long_side, short_side) < MIN_SIDE_PIXELS:
             continue

@@ -1,0 +1,102 @@
+"""Work on many answers stands back for a user's, at its beginning and within, but never for good."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engines.executor import BoundedExecutor
+from engines.give_way import GIVE_WAY_S, behind, give_way, given_way_s
+
+
+@pytest.fixture
+def users() -> Iterator[BoundedExecutor]:
+    found = BoundedExecutor("users", 1)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def bulk(users: BoundedExecutor) -> Iterator[BoundedExecutor]:
+    found = BoundedExecutor("bulk", 1, alone=True, first=users, max_waiting=1)
+    yield found
+    found.close()
+
+
+def test_work_begins_when_the_users_work_is_done(users: BoundedExecutor, bulk: BoundedExecutor) -> None:
+    done: list[str] = []
+
+    def work(name: str, gate: threading.Event) -> None:
+        gate.wait(GIVE_WAY_S / 5)
+        done.append(name)
+
+    never, open_gate = threading.Event(), threading.Event()
+    open_gate.set()
+    users.submit(work, "user's", never, on_done=lambda result, error: None)
+    bulk.call(work, "bulk", open_gate)
+    assert done == ["user's", "bulk"]
+
+
+def test_long_work_stands_back_in_its_midst_and_what_it_waited_is_no_cost_of_it(
+    users: BoundedExecutor, bulk: BoundedExecutor
+) -> None:
+    done: list[str] = []
+
+    def users_work() -> None:
+        time.sleep(GIVE_WAY_S / 5)
+        done.append("user's")
+
+    def work() -> float:
+        users.submit(users_work, on_done=lambda result, error: None)
+        give_way()
+        done.append("bulk")
+        return given_way_s()
+
+    stood_back_s = bulk.call(work)
+    assert done == ["user's", "bulk"]
+    assert stood_back_s > 0
+    assert bulk.service_s is not None and bulk.service_s < stood_back_s
+
+
+def test_nobody_stands_back_for_good(users: BoundedExecutor, bulk: BoundedExecutor) -> None:
+    gate = threading.Event()
+    try:
+        users.submit(gate.wait, 10, on_done=lambda result, error: None)
+        assert bulk.call(lambda: "done") == "done"
+    finally:
+        gate.set()
+
+
+def test_where_nobody_comes_first_nothing_is_waited_for() -> None:
+    with behind(None):
+        give_way()
+        assert given_way_s() == 0.0
+
+
+def test_a_caller_that_runs_its_work_takes_turns_with_the_worker(bulk: BoundedExecutor) -> None:
+    at_once, most, lock = [0], [0], threading.Lock()
+
+    def work() -> None:
+        with lock:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+        time.sleep(0.002)
+        with lock:
+            at_once[0] -= 1
+
+    threads: set[str] = set()
+
+    def seen() -> None:
+        threads.add(threading.current_thread().name)
+        work()
+
+    left = threading.Semaphore(0)
+    for _ in range(12):
+        bulk.submit(seen, on_done=lambda result, error: left.release())
+    for _ in range(12):
+        assert left.acquire(timeout=10)
+    assert len(threads) == 2, "some ran in the worker, some here"
+    assert most == [1]
