@@ -33,7 +33,6 @@ class InForce:
     """What follows from a policy alone. armed: routes to the edge count. reasons: of each rule. reach: of level 3."""
 
     policy: Policy
-    constraints: Constraints
     armed: bool
     reasons: tuple[str, ...]
     reach: Reach
@@ -99,7 +98,7 @@ class PolicyRouter:
         """Raises NotFound when there is nothing to choose from, NotAllowed for a model that the key may not name."""
         if policy is not self._in_force.policy:
             self._in_force = in_force(policy)
-        constraints = narrowed(self._in_force.constraints, findings)
+        constraints = narrowed(constraints_of(policy), findings)
         if chat.model != AUTO:
             check_model(caller, chat.model)
             return Routed(constraints, chat.model, "named by the client", "named")
@@ -226,7 +225,6 @@ def in_force(policy: Policy) -> InForce:
     routing = policy.routing
     return InForce(
         policy,
-        constraints_of(policy),
         unarmed(routing, policy.privacy.local_only) is None,
         tuple(f"rule {number}: {rule.target}" for number, rule in enumerate(routing.rules, 1)),
         reach_of(routing.cloud_threshold, routing.dynamic),
