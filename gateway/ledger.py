@@ -92,6 +92,10 @@ class Ledger(Protocol):
         """Each draw atomic, in order. Never lets a count exceed its cap."""
         ...
 
+    def draw_now(self, draws: Sequence[Draw]) -> Sequence[Drawn] | None:
+        """As `draw`, where that needs no waiting; None where it does, and then nothing was drawn."""
+        ...
+
     async def change(self, changes: Sequence[Change]) -> None:
         """Correct counts; none falls below 0. Old slots that are gone already stay gone."""
         ...
@@ -150,6 +154,9 @@ class MemoryLedger:
     _bills: dict[tuple[str, int], Bill] = field(factory=dict, init=False)
 
     async def draw(self, draws: Sequence[Draw]) -> Sequence[Drawn]:
+        return [self._draw(draw) for draw in draws]
+
+    def draw_now(self, draws: Sequence[Draw]) -> Sequence[Drawn] | None:
         return [self._draw(draw) for draw in draws]
 
     def _draw(self, draw: Draw) -> Drawn:

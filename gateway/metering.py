@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from attrs import define, evolve, field, frozen
 
 from gateway.context import Caller
-from gateway.ledger import Bill, Change, Draw, Ledger, LedgerError
+from gateway.ledger import Bill, Change, Draw, Drawn, Ledger, LedgerError
 from gateway.limits import MONEY, Account, Held, Moment, Need, Refusal, Shortage, day_of, month_of
 from gateway.ports import Estimate, Spent
 from gateway.quotas import NANO_PER_USD, Tenant, nano_usd
@@ -36,6 +37,12 @@ _RATE_HEADERS = {
     name: (f"x-ratelimit-limit-{name}", f"x-ratelimit-remaining-{name}", f"x-ratelimit-reset-{name}")
     for name in ("requests", "tokens")
 }
+
+
+@lru_cache(maxsize=16)
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f}s"
+
 
 MAX_ROUNDS = 64
 """Turns at the ledger of one request; each halves what is left, so more means that somebody else is always quicker."""
@@ -114,8 +121,10 @@ class MeteredLimits:
         for _ in range(MAX_ROUNDS):
             if not isinstance(found, Shortage):
                 break
-            await self._fetch(entry, found)
-            found, waited = entry.account.reserve(need, self._now()), True
+            if not self._drawn_now(entry, found):
+                await self._fetch(entry, found)
+                waited = True
+            found = entry.account.reserve(need, self._now())
         if not isinstance(found, Held):
             raise self._refusal(entry.account, found)
         self._running += 1
@@ -157,7 +166,8 @@ class MeteredLimits:
             found = account.extend(held, nano, self._now())
             if not isinstance(found, Shortage):
                 return found if isinstance(found, Held) else None
-            await self._fetch(entry, found)
+            if not self._drawn_now(entry, found):
+                await self._fetch(entry, found)
         return None
 
     def reserved(self, tenant: str) -> Mapping[str, int]:
@@ -185,7 +195,7 @@ class MeteredLimits:
                 left = block.left + (block.room or 0) if block.good_at(meter.slot(unix_s)) else meter.cap
                 limit, remaining, reset = names
                 found[limit], found[remaining] = str(meter.cap), str(max(0, left))
-                found[reset] = f"{meter.reset_s(unix_s):.2f}s"
+                found[reset] = _seconds(meter.reset_s(unix_s))
         return found
 
     def charged(self, account: Account, spent: Spent) -> None:
@@ -219,6 +229,16 @@ class MeteredLimits:
             entry.account.change(tenant)
         return entry
 
+    def _drawn_now(self, entry: _Entry, shortage: Shortage) -> bool:
+        """Have what is missing at once, where the ledger can: the first request of a burst then waits for no turn."""
+        if shortage.places or entry.fetching is not None:
+            return False
+        drawn = self._ledger.draw_now(shortage.draws)
+        if drawn is None:
+            return False
+        self._put(entry, shortage.draws, drawn)
+        return True
+
     async def _fetch(self, entry: _Entry, shortage: Shortage) -> None:
         """One question at a time per tenant; whoever comes before it is sent is part of it."""
         for draw in shortage.draws:
@@ -238,14 +258,16 @@ class MeteredLimits:
         places, entry.places = entry.places, 0
         try:
             if draws:
-                drawn = await self._ledger.draw(draws)
-                at = self._now()
-                for draw, got in zip(draws, drawn, strict=True):
-                    entry.account.drawn(draw, got, at)
+                self._put(entry, draws, await self._ledger.draw(draws))
             if places:
                 await self._lease(entry, places)
         finally:
             entry.fetching = None
+
+    def _put(self, entry: _Entry, draws: Sequence[Draw], drawn: Sequence[Drawn]) -> None:
+        at = self._now()
+        for draw, got in zip(draws, drawn, strict=True):
+            entry.account.drawn(draw, got, at)
 
     async def _lease(self, entry: _Entry, more: int) -> None:
         async with entry.leasing:

@@ -7,8 +7,6 @@ could have continued it, the stream owner has it (gateway.stream).
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -24,11 +22,12 @@ from gateway.relay_plan import Relay
 from gateway.settings import GatewaySettings
 from gateway.spending import Charge, costs
 from gateway.stream import AnswerCut
-from gateway.surely import Once, dropped
+from gateway.surely import Once
 from gateway.targets import Target
 from gateway.wire import Wire
 from links.patience import Patience
 from links.port import Response
+from links.resumable import Resumable
 from protocol.errors import LinkClosed, LinkTimeout, MidstreamError, RejectedError
 from protocol.sse import DONE
 from protocol.text import CallDelta, FinishReason, Message, Usage
@@ -105,9 +104,7 @@ class RelayBody:
         self._wire = wire
         self._ping_every_s = ping_every_s
         self._events = run.events()
-        self._there = asyncio.Event()
-        self._coming: asyncio.Task[bytes] | None = asyncio.create_task(self._first())
-        self._patience = Patience()
+        self._coming: Resumable[bytes] | None = Resumable(self._run.uncut(anext(self._events)))
         self._over = False
         self._ending = Once()
 
@@ -117,10 +114,8 @@ class RelayBody:
 
     async def first(self, hold_s: float) -> None:
         """Return when the first word is there or `hold_s` has passed. Raises what every provider said before it."""
-        coming = self._coming
-        assert coming is not None
-        if await self._came(coming, hold_s):
-            coming.result()
+        assert self._coming is not None
+        await self._coming.within(hold_s)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -132,10 +127,10 @@ class RelayBody:
             coming = self._coming
             if coming is None:
                 return await self._run.uncut(anext(self._events))
-            if not await self._came(coming, self._ping_every_s):
+            if not await coming.within(self._ping_every_s):
                 return self._wire.ping
             self._coming = None
-            return coming.result()
+            return coming.result
         except MidstreamError as err:
             # No finish reason and no end mark follow: a cut answer must not look complete.
             self._over = True
@@ -147,25 +142,11 @@ class RelayBody:
         await self._ending.run(self._close())
 
     async def _close(self) -> None:
-        self._patience.close()
         coming, self._coming = self._coming, None
-        await dropped(coming)
-        self._there.set()  # of a task that was never begun
+        if coming is not None:
+            await coming.drop()
         await self._events.aclose()
         await self._run.end("cancelled")
-
-    async def _first(self) -> bytes:
-        try:
-            return await self._run.uncut(anext(self._events))
-        finally:
-            self._there.set()  # who waits goes on in the next turn; asyncio.wait would take two more
-
-    async def _came(self, coming: asyncio.Task[bytes], seconds: float) -> bool:
-        """Whether the first word, or what was said instead, is there within `seconds`."""
-        if not coming.done():
-            with contextlib.suppress(TimeoutError):
-                await self._patience.wait(self._there.wait(), seconds)
-        return coming.done()
 
 
 class _Run:
@@ -177,6 +158,7 @@ class _Run:
         self._begun_s = answer.clock()
         self._ttft_s: float | None = None
         self._target: Target | None = None
+        self._unnoted: Target | None = None
         self._release: Callable[[], None] | None = None
         self._delta = UpstreamDelta()
         self._charge: Charge | None = None
@@ -221,9 +203,14 @@ class _Run:
 
     def spoke(self, target: Target) -> None:
         """The first word of `target` is here."""
-        self._target = target
+        self._target = self._unnoted = target
         self._ttft_s = self.answer.clock() - self._begun_s
-        self.relay.ports.board.started(target, self.answer.context.model, self._ttft_s, 0)
+
+    def _note(self) -> None:
+        """For later decisions, when the first word has left: in a burst the others wait for what is done before."""
+        target, self._unnoted = self._unnoted, None
+        if target is not None and self._ttft_s is not None:
+            self.relay.ports.board.started(target, self.answer.context.model, self._ttft_s, 0)
 
     async def pay(self, target: Target, *, whole: bool = False) -> None:
         """Before each attempt. Raises BudgetExceeded."""
@@ -299,6 +286,8 @@ class _Run:
         lines = engine.relayed_lines(self.relay.request, self.answer.request.stop)
         async with aclosing(lines) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
+                if self._unnoted is not None:
+                    self._note()
                 if self.rest_s() <= 0:
                     raise LinkTimeout("the request's deadline passed in the middle of the answer")
                 broken: MidstreamError | None = None
@@ -329,6 +318,7 @@ class _Run:
         if self._over:
             return
         self._over = True
+        self._note()
         if self._release is not None:
             self._release()
         delta, answer = self._delta, self.answer

@@ -73,6 +73,11 @@ class SqliteLedger:
                 drawn.update(zip(mine, found, strict=True))
         return [drawn[at] for at in range(len(draws))]
 
+    def draw_now(self, draws: Sequence[Draw]) -> Sequence[Drawn] | None:
+        if any(draw.dimension in DURABLE for draw in draws):
+            return None
+        return self._windows.now(lambda db: [_draw(db, draw) for draw in draws])
+
     async def change(self, changes: Sequence[Change]) -> None:
         for file in (self._windows, self._budgets):
             mine = [change for change in changes if self._of(change.dimension) is file]
@@ -141,6 +146,11 @@ class _File:
     async def soon(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Here, if that needs no waiting: 40 microseconds, where the way to a thread and back takes 300, and all of a
         burst waits for it."""
+        found = self.now(work)
+        return found if found is not None else await self.run(work)
+
+    def now(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Here and at once; None, and nothing is done, where that would be a wait."""
         if self._hasty is not None and self._one_at_a_time.acquire(blocking=False):
             try:
                 with written(self._hasty):
@@ -150,7 +160,7 @@ class _File:
                     raise self._unusable(err) from err
             finally:
                 self._one_at_a_time.release()
-        return await self.run(work)
+        return None
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._one_at_a_time:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from links.turns import Arrivals
 from protocol.errors import LinkClosed, LinkError
 
 MAX_HEAD_BYTES = 64 << 10
@@ -136,6 +137,7 @@ class HttpWire(asyncio.Protocol):
     def _tell(self) -> None:
         news = self._news
         if news is not None and not news.done():
+            Arrivals.count += 1
             news.set_result(None)
 
     # What asyncio calls.

@@ -164,6 +164,23 @@ async def test_budgets_survive_a_restart_of_the_process(tmp_path: Path) -> None:
     await after.close()
 
 
+async def test_what_is_drawn_at_once_counts_like_any_other_and_may_be_refused(two: Two) -> None:
+    drawn = two.one.draw_now([draw(60, 60, dimension="requests")])
+    if drawn is None:
+        assert await two.other.taken("acme", "requests", 20) == 0, "nothing was drawn"
+        return
+    assert [(one.granted, one.room) for one in drawn] == [(60, 40)]
+    other = two.other.draw_now([draw(60, 60, dimension="requests"), draw(10, dimension="tokens")])
+    assert other is not None and [one.granted for one in other] == [0, 10]
+
+
+async def test_money_on_a_synced_disk_is_never_drawn_at_once(tmp_path: Path) -> None:
+    ledger = SqliteLedger(tmp_path, wall_now)
+    assert ledger.draw_now([draw(5, dimension="requests"), draw(5)]) is None
+    assert await ledger.taken("acme", "requests", 20) == 0
+    await ledger.close()
+
+
 async def test_what_requests_wait_for_is_drawn_without_a_thread(tmp_path: Path) -> None:
     ledger = SqliteLedger(tmp_path, wall_now)
     asked = ledger.draw([draw(5, dimension="requests"), draw(7, dimension="tokens")])
@@ -178,6 +195,7 @@ async def test_a_file_that_another_process_holds_is_waited_for_in_a_thread(tmp_p
     ledger = SqliteLedger(tmp_path, wall_now)
     other = sqlite3.connect(tmp_path / "windows.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
+    assert ledger.draw_now([draw(5, dimension="requests")]) is None
     asked = asyncio.create_task(ledger.draw([draw(5, dimension="requests")]))  # type: ignore[arg-type]
     for _ in range(10):
         await asyncio.sleep(0)

@@ -37,6 +37,9 @@ class SlowLedger(MemoryLedger):
             raise LedgerError("the ledger is down")
         return await super().draw(draws)
 
+    def draw_now(self, draws: Sequence[Draw]) -> None:
+        """It is some milliseconds away."""
+
     async def change(self, changes: Sequence[Change]) -> None:
         if self.down:
             raise LedgerError("the ledger is down")
@@ -100,6 +103,17 @@ async def test_five_hundred_at_once_get_no_more_than_the_cap_by_few_questions() 
         assert at.limits.reserved("acme") == {"day": 0, "places": 0}
         await at.limits.stop()
         assert await at.taken_today() == 100 * 4_000_000
+
+
+async def test_a_ledger_that_needs_no_waiting_admits_in_the_turn_of_asking() -> None:
+    tenant, ledger = acme(requests_per_s=100.0), MemoryLedger(time.monotonic)
+    limits = MeteredLimits(lambda _: tenant, ledger, clock=time.monotonic, wall=wall_now, holder="p")
+    for _ in range(30):  # more than one block of them
+        asked = limits.reserve(ACME, Estimate("m", 10, 10))
+        with pytest.raises(StopIteration) as ended:
+            asked.send(None)
+        await ended.value.value.settle(Spent(10, 4))
+    assert limits.reserved("acme") == {"requests": 0, "places": 0}
 
 
 async def test_requests_that_waited_for_the_ledger_go_on_one_by_one() -> None:
