@@ -36,6 +36,20 @@ def texts(chat: ChatRequest) -> Iterator[tuple[str, str]]:
         yield from _leaves(chat.response_format, "response_format")
 
 
+def joined(chat: ChatRequest) -> str:
+    """All texts of a request, a line break between them."""
+    if not (isinstance(chat.prompt, str) or chat.tools) and chat.response_format is None:
+        plain = [item.content for item in chat.prompt if type(item) is Message and not _more(item)]
+        if len(plain) == len(chat.prompt):
+            return "\n".join(plain)
+    return "\n".join([text for _, text in texts(chat)])
+
+
+def _more(message: Message) -> bool:
+    """Whether it holds texts besides its content."""
+    return bool(message.parts or message.name or message.tool_calls)
+
+
 def with_texts(chat: ChatRequest, changed: Mapping[str, str]) -> ChatRequest:
     """The request with `changed` texts at their paths; everything else stays as it is."""
 

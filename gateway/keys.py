@@ -108,6 +108,7 @@ class KeyTable:
             if record.networks
         }
         self._places: dict[tuple[str, str | None], bool] = {}
+        self._callers: dict[str, Caller] = {}
 
     def tenant(self, name: str) -> Tenant:
         """The tenant of this name; one that nobody described has no limits."""
@@ -129,7 +130,11 @@ class KeyTable:
         record = self._record(text, remote_ip)
         if record.kind == "admin":
             raise NotAllowed("admin keys cannot invoke models", next_step="make an invoke key: midstream keys add")
-        return Caller(tenant=record.tenant, key_id=record.id, models=self._models.get(record.tenant))
+        found = self._callers.get(record.id)
+        if found is None:
+            models = self._models.get(record.tenant)
+            found = self._callers[record.id] = Caller(tenant=record.tenant, key_id=record.id, models=models)
+        return found
 
     def admin(self, headers: Mapping[str, str], remote_ip: str | None) -> KeyRecord:
         """Who manages. Raises Unauthenticated or NotAllowed, as `caller` does."""

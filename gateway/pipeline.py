@@ -54,8 +54,8 @@ class TextWay:
         self.ports = ports
         self.board = TargetBoard()
         self._lengths = AnswerLengths()
-        self._flights: Flights[bytes] = Flights()
         self.places = Places(settings.max_concurrent, ports.clock)
+        self._relay_ports = RelayPorts(self.board, Flights(), self.places.hold)
         self._policy_started: DispatchPolicy | None = None
         self._starts: dict[Start, DispatchPolicy] = {}
         self.candidates = Candidates(ports, self.board, self.signals)
@@ -199,7 +199,7 @@ class TextWay:
         by_name = {target.name: target for target in targets}
         starts = [by_name[name] for name, _ in plan.starts]
         request = chat.text_request(context.caller.tenant, context.trace.header)
-        return relay_of(request, chat.stream, starts, targets, RelayPorts(self.board, self._flights, self.places.hold))
+        return relay_of(request, chat.stream, starts, targets, self._relay_ports)
 
     async def _compressed(
         self, caller: Caller, chat: ChatRequest, plan: dispatch.DispatchPlan, targets: Sequence[Target]

@@ -78,11 +78,12 @@ class PrivacyGuard:
     def _spans(self, chat: ChatRequest) -> tuple[Span, ...]:
         """All texts are looked at as one, for most hold nothing; only then one by one."""
         detectors = self._compiled.detectors
-        found = list(chat_texts.texts(chat))
-        if not detectors.spans("\n".join([text for _, text in found])):
+        if not detectors.spans(chat_texts.joined(chat)):
             return ()
         return tuple(
-            Span(path, place.start, place.end, place.kind) for path, text in found for place in detectors.spans(text)
+            Span(path, place.start, place.end, place.kind)
+            for path, text in chat_texts.texts(chat)
+            for place in detectors.spans(text)
         )
 
 

@@ -278,8 +278,12 @@ class LocalWork:
 
 def offered(targets: Sequence[Target], policy: DispatchPolicy) -> Sequence[Target]:
     """Targets as a policy sees them: at its prices, and without models they only stand in for unless it consents."""
-    if not policy.prices and not any(target.weaker for target in targets):
-        return targets
+    if not policy.prices:
+        for target in targets:
+            if target.weaker:
+                break
+        else:
+            return targets
     return [_priced(target if policy.weaker_model else _own_models(target), policy.prices) for target in targets]
 
 

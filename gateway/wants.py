@@ -36,6 +36,8 @@ FORMAT_WITH_TOOLS = Want("response_format", "a response format beside tools", la
 
 def wants(chat: ChatRequest) -> tuple[Want, ...]:
     """The needs of `chat`; empty for text, and for tools that may be called: every model can be told of those."""
+    if not chat.tools and chat.response_format is None and not chat.has_images:
+        return ()
     formed = chat.response_format is not None
     asked = (
         (IMAGES, chat.has_images),

@@ -45,7 +45,7 @@ _NOT_PLAIN = frozenset({"transfer-encoding", "upgrade", "expect", "trailer", "te
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _NO_BODY = frozenset({204, 304})
 _TYPE, _LENGTH = "content-type", "content-length"
-_TYPE_CHARS, _LENGTH_CHARS = len(_TYPE), len(_LENGTH)
+_LENGTH_CHARS = len(_LENGTH)
 
 
 @frozen
@@ -105,15 +105,12 @@ def head_bytes(status: int, headers: Mapping[str, str], size_bytes: int | None, 
     Raises ValueError for a line break or a NUL in a header.
     """
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
-    typed = measured = False
-    for name, value in headers.items():
-        if len(name) == _TYPE_CHARS and name.lower() == _TYPE:
-            typed = True
-        elif len(name) == _LENGTH_CHARS and name.lower() == _LENGTH:
-            measured = True
-            if size_bytes is not None:
-                continue
-        lines.append(f"{name}: {value}")
+    if not "".join(headers).islower():
+        headers = {name.lower(): value for name, value in headers.items()}
+    typed, measured = _TYPE in headers, _LENGTH in headers
+    if measured and size_bytes is not None:
+        headers = {name: value for name, value in headers.items() if name != _LENGTH}
+    lines += [f"{name}: {value}" for name, value in headers.items()]
     if status not in _NO_BODY:
         if not typed:
             lines.append("content-type: application/octet-stream")

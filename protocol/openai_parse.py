@@ -39,6 +39,9 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 }
 """Parameters that cannot be honoured, with the values that ask for nothing."""
 
+_PLAIN_FIELDS = frozenset({"model", "messages", "max_tokens", "temperature", "top_p", "stream"})
+"""Most requests have no others."""
+
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -48,6 +51,8 @@ def parse_chat(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEF
     Raises BadRequest or Unsupported with `field` set to the parameter, TooLarge for a body over MAX_BODY_BYTES.
     """
     fields = Fields(load_object(body))
+    if fields.raw.keys() <= _PLAIN_FIELDS:
+        return _plain_chat(fields, default_max_tokens)
     want_logprobs = fields.flag("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
     if top and not want_logprobs:
@@ -68,6 +73,20 @@ def parse_chat(body: bytes | Mapping[str, Any], *, default_max_tokens: int = DEF
         parallel_tool_calls=parallel is not False,
         response_format=_response_format(fields.mapping("response_format")),
         **_shared(fields),
+    )
+
+
+def _plain_chat(fields: Fields, default_max_tokens: int) -> ChatRequest:
+    """What the long way makes of a body without other fields; nothing is looked for that is not there."""
+    return ChatRequest(
+        model=fields.model(),
+        prompt=_messages(fields.raw.get("messages")),
+        sampling=Sampling(
+            temperature=fields.number("temperature", 0.0, 2.0, 1.0),
+            top_p=fields.number("top_p", 0.0, 1.0, 1.0, above=True),
+            max_tokens=fields.integer("max_tokens", 1, 1 << 31, default_max_tokens),
+        ),
+        stream=fields.flag("stream"),
     )
 
 
@@ -240,7 +259,10 @@ def _messages(raw: Any) -> tuple[Message, ...]:
     if len(raw) > MAX_MESSAGES:
         raise TooLarge(f"messages has {len(raw)} entries, at most {MAX_MESSAGES} are taken", field="messages")
     found = tuple([_plain(item) or _message(item, f"messages[{number}]") for number, item in enumerate(raw)])
-    return checked_images(found) if any(message.parts for message in found) else found
+    for message in found:
+        if message.parts:
+            return checked_images(found)
+    return found
 
 
 def checked_images(messages: tuple[Message, ...]) -> tuple[Message, ...]:

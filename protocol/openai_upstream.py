@@ -73,11 +73,14 @@ class OpenAICodec:
         if not turns:
             return self._completion(model, request, sampling, answer, stream, stop)
         document: Json = {"model": model, "messages": self._messages(turns, answer)}
-        document.update(self._sampling(model, sampling, stream), **self._stops(stop), **self.vendor.extra)
+        document.update(self._sampling(model, sampling, stream))
+        if stop or self.vendor.extra:
+            document.update(self._stops(stop), **self.vendor.extra)
         if sampling.logprobs:
             self._needs(self.vendor.logprobs, "logprobs")
             document.update(logprobs=True, top_logprobs=sampling.logprobs)
-        document.update(self._tools(request))
+        if request.tools:
+            document.update(self._tools(request))
         if request.response_format:
             kind = request.response_format.get("type")
             self._needs(self.vendor.schemas or kind != "json_schema", "response_format")
@@ -156,7 +159,8 @@ class OpenAICodec:
         vendor = self.vendor
         fields: Json = {}
         if not (vendor.name == "openai" and _reasons(model)):
-            fields.update(self._temperature(sampling.temperature), top_p=sampling.top_p)
+            fields.update(self._temperature(sampling.temperature))
+            fields["top_p"] = sampling.top_p
         fields[vendor.max_tokens_field] = sampling.max_tokens
         fields["stream"] = stream
         if stream and vendor.stream_usage:
@@ -178,8 +182,6 @@ class OpenAICodec:
         return {"temperature": min(wanted, most)}
 
     def _tools(self, request: TextRequest) -> Json:
-        if not request.tools:
-            return {}
         fields: Json = {"tools": list(request.tools)}
         choice = request.tool_choice
         if choice.startswith("function:"):

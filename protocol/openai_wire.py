@@ -41,7 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 Json = dict[str, Any]
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 
 
 @frozen

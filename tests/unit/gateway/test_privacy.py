@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from gateway.chat_texts import joined, texts
 from gateway.context import Caller
 from gateway.ports import Findings
 from gateway.privacy import PrivacyGuard
-from protocol.chat import ChatRequest
+from protocol.chat import ChatRequest, tool_call, tool_definition
 from protocol.policy import Policy, PrivacyPolicy
 from protocol.text import ImagePart, Message, TextPart
 
@@ -27,6 +28,22 @@ def inspect(request: ChatRequest, caller: Caller = LOCAL, **privacy: object) -> 
 
 def test_a_plain_request_has_no_findings() -> None:
     assert inspect(chat("what is the capital of France?")) == Findings()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat("one", "two"),
+        ChatRequest("m", "a text"),
+        ChatRequest("m", (1, 2)),
+        ChatRequest("m", (Message("user", "hi", name="ann"), Message("user", "there"))),
+        ChatRequest("m", (Message("assistant", "", tool_calls=(tool_call("c", "f", '{"to": "bob"}'),)),)),
+        chat("hi", tools=(tool_definition("f", "about f", None),)),
+        chat("hi", response_format={"type": "json_object"}),
+    ],
+)
+def test_texts_as_one_are_all_texts(request_: ChatRequest) -> None:
+    assert joined(request_) == "\n".join(text for _, text in texts(request_))
 
 
 def test_policy_keeps_everything_on_the_device() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.chat import answer_schema, prompt_bytes
+from protocol.chat import ChatRequest, answer_schema, prompt_bytes
 from protocol.errors import BadRequest, MidstreamError, TooLarge, Unsupported
 from protocol.images import MAX_IMAGES, data_url
 from protocol.openai_parse import (
@@ -78,6 +78,30 @@ def test_every_supported_field_arrives() -> None:
     assert (request.sampling.seed, request.sampling.top_p, request.sampling.temperature) == (7, 0.5, 0.0)
     assert (request.sampling.logprobs, request.want_logprobs, request.top_logprobs) == (3, True, 3)
     assert (request.stream, request.include_usage, request.stop, request.user) == (True, True, ("a", "b"), "u")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "stream": True},
+        {"max_tokens": None, "temperature": None, "stream": False},
+        {"temperature": 3},
+        {"max_tokens": 0},
+        {"stream": 1},
+        {"model": ""},
+        {"messages": []},
+    ],
+)
+def test_a_plain_body_is_read_as_one_with_a_field_that_says_nothing(fields: dict[str, Any]) -> None:
+    def read(more: dict[str, Any]) -> ChatRequest | str:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields, **more}
+        try:
+            return parse_chat(json.dumps(body).encode())
+        except BadRequest as err:
+            return f"{err} {err.field}"
+
+    assert read({}) == read({"seed": None})
 
 
 def test_the_newer_name_of_max_tokens_wins() -> None:
