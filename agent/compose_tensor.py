@@ -94,10 +94,9 @@ class TensorSide:
         ways = (cloud,) if second is None else (cloud, second)
         self._pictures = BoundedExecutor("pictures", 1, PICTURE_WAIT_S, clock, emit)
         # For requests that can wait: their pictures, and their answers, which the reader of their stream works on too.
-        # Of work in Python two pieces at once take longer than one after the other.
         first = self._pictures
         self._later = BoundedExecutor("later", 1, PICTURE_WAIT_S, clock, emit, niceness=NICENESS, first=first)
-        self._post = BoundedExecutor("post", 1, POST_WAIT_S, clock, emit, niceness=NICENESS, alone=True, first=first)
+        self._post = BoundedExecutor("post", 1, POST_WAIT_S, clock, emit, niceness=NICENESS, first=first)
         self._twins = {link.name: self._twin(link, clock) for link in ways}
         self._far = {link.name: (link, Remote(self._twins[link.name], link)) for link in ways}
         self.sink = collecting(self._sample)

@@ -51,8 +51,8 @@ class Device:
         self._recipe = recipe("ppocr-det")
         self._shape = (1, 3, side, side)
         self.picture = self._recipe.calibration()[0]
-        # One bulk answer is worked on at a time either way: two at once take longer than one after the other.
-        self.pictures = BoundedExecutor("pictures", 1, WAIT_TARGET_S, bounded=bounded)
+        # The same number of threads may work on bulk answers either way: one worker and the lane, or two workers.
+        self.pictures = BoundedExecutor("pictures", 1 if bounded else 2, WAIT_TARGET_S, bounded=bounded)
         self.bulk = self._behind(self.pictures) if bounded else self.pictures
         self._runs = BoundedExecutor("tensor", 2, 60.0)
         self._pool = ModelPool(2 << 30)
@@ -72,7 +72,7 @@ class Device:
     @staticmethod
     def _behind(first: BoundedExecutor) -> BoundedExecutor:
         """As in an agent."""
-        return BoundedExecutor("post", 1, WAIT_TARGET_S, niceness=10, alone=True, first=first)
+        return BoundedExecutor("post", 1, WAIT_TARGET_S, niceness=10, first=first)
 
     async def start(self) -> None:
         """Load, connect, run everything once."""

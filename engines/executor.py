@@ -85,8 +85,6 @@ class BoundedExecutor:
         bounded: False lets everything wait: for work that is bounded elsewhere, or to measure what the bound is worth.
         niceness: how far the workers stand back behind other threads for a core, 0 to 19; see `stand_back`.
         patience_s: longest run that is not called hung; twenty measured runs when that is more.
-        alone: callers that run work themselves wait for their turn among the workers: for work in Python, of which two
-            pieces at once take longer than one after the other.
         first: work stands back while that executor has any; see engines.give_way.
     """
 
@@ -104,7 +102,6 @@ class BoundedExecutor:
         bounded: bool = True,
         niceness: int = 0,
         patience_s: float = PATIENCE_S,
-        alone: bool = False,
         first: First | None = None,
     ) -> None:
         parallel = max(1.0, (cores or usable_cores()) / max(1, threads_per_run))
@@ -114,7 +111,6 @@ class BoundedExecutor:
         self._emit = emit
         self._niceness = niceness
         self._patience_s = patience_s
-        self._alone = alone
         self._first = first
         self._admission = Admission(workers, wait_target_s, parallel=parallel, max_waiting=max_waiting, bounded=bounded)
         lock = threading.RLock()
@@ -298,8 +294,6 @@ class BoundedExecutor:
             if decision.act == "queue":
                 self._enqueue(ticket)
             elif decision.act == "caller_runs":
-                while self._alone and not self._closed and self.running >= self._workers:
-                    self._changed.wait()
                 self._running_callers += 1
                 ticket.state, ticket.running_at_start = "running", self.running
         if decision.act == "refuse":

@@ -21,7 +21,7 @@ def users() -> Iterator[BoundedExecutor]:
 
 @pytest.fixture
 def bulk(users: BoundedExecutor) -> Iterator[BoundedExecutor]:
-    found = BoundedExecutor("bulk", 1, alone=True, first=users, max_waiting=1)
+    found = BoundedExecutor("bulk", 1, first=users, max_waiting=1)
     yield found
     found.close()
 
@@ -74,29 +74,3 @@ def test_where_nobody_comes_first_nothing_is_waited_for() -> None:
     with behind(None):
         give_way()
         assert given_way_s() == 0.0
-
-
-def test_a_caller_that_runs_its_work_takes_turns_with_the_worker(bulk: BoundedExecutor) -> None:
-    at_once, most, lock = [0], [0], threading.Lock()
-
-    def work() -> None:
-        with lock:
-            at_once[0] += 1
-            most[0] = max(most[0], at_once[0])
-        time.sleep(0.002)
-        with lock:
-            at_once[0] -= 1
-
-    threads: set[str] = set()
-
-    def seen() -> None:
-        threads.add(threading.current_thread().name)
-        work()
-
-    left = threading.Semaphore(0)
-    for _ in range(12):
-        bulk.submit(seen, on_done=lambda result, error: left.release())
-    for _ in range(12):
-        assert left.acquire(timeout=10)
-    assert len(threads) == 2, "some ran in the worker, some here"
-    assert most == [1]
