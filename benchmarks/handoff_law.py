@@ -202,16 +202,18 @@ class Law:
         self._suspects += [(outcome, suspect) for suspect in scored.suspects(actor.name, before, after, read)]
         self._seen(outcome, actor.name, max((nats for nats in scored.nats if nats <= NATS), default=0.0))
         if outcome.clean and outcome.moved and after:
-            self._keep_control(own.model, outcome, (*scored.head, *before[:-1]), after)
+            self._keep_control(own.model, outcome, scored.head, before, after)
             _compare(own, outcome, scored, len(before))
             _compare_alone(own, outcome, read_tokens, len(before))
 
-    def _keep_control(self, model: str, outcome: Outcome, given: Sequence[int], after: Sequence[Token]) -> None:
+    def _keep_control(
+        self, model: str, outcome: Outcome, head: Sequence[int], before: Sequence[int], after: Sequence[Token]
+    ) -> None:
         """An answer without the token before its seam: what was made behind it must not pass for right."""
         kept = self._controls.setdefault(model, [])
         made = tuple(token.id for token in after if token.id is not None)
-        if outcome.plan.pair.crosses == "ids" and len(made) >= CONTROL_TOKENS and len(kept) < MOST_CONTROLS:
-            kept.append(Question(given, made, [float("inf")] * len(made)))
+        if outcome.plan.pair.crosses == "ids" and before and len(made) >= CONTROL_TOKENS and len(kept) < MOST_CONTROLS:
+            kept.append(Question((*head, *before[:-1]), made, [float("inf")] * len(made)))
 
     def settle(self, outcome: Outcome | None, suspect: Suspect, nats: float) -> None:
         """What the engine itself says of a token; without an outcome it is of an answer that nobody moved."""

@@ -350,11 +350,12 @@ class BoundedExecutor:
             except BaseException as err:  # noqa: BLE001 - whoever asked gets it; a worker outlives what it runs
                 error = err
             stood_back_s = given_way_s()
-        ticket.run_s = self._clock() - started_s - stood_back_s
+        held_s = self._clock() - started_s
+        ticket.run_s = held_s - stood_back_s
         with self._changed:
             at_once = (ticket.running_at_start + self.running) / 2
             if not isinstance(error, Stopped):  # a part of a run is no measure of one
-                self._admission.add(ticket.run_s, at_once)
+                self._admission.add(held_s, at_once)  # who waits behind it waits for all of that
             if by_caller:
                 self._running_callers -= 1
             else:

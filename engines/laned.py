@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from engines.executor import BoundedExecutor, stand_back
+from engines.give_way import given_way_s
 from engines.port import TensorAnswer, Worked
 from engines.remote_frames import FramesEndpoint
 from links.port import FrameStream, Link
@@ -169,8 +170,10 @@ class LanedEndpoint:
         came_s = self._clock()
 
         def call() -> tuple[T, float, float]:
-            began_s = self._clock()
-            return work(answer), began_s - came_s, self._clock() - began_s
+            began_s, before_s = self._clock(), given_way_s()
+            result = work(answer)
+            stood_back_s = given_way_s() - before_s
+            return result, began_s - came_s + stood_back_s, self._clock() - began_s - stood_back_s
 
         def tell(result: Any, error: BaseException | None) -> None:
             used()

@@ -304,6 +304,9 @@ class SemanticCache:
         store = self._opened()
         entries = store.of_tenant(tenant)
         with store.together():
+            for entry, _ in entries:
+                store.drop(entry)
+        if self._index is not None:
             for entry, scope in entries:
-                self._drop(entry, scope)
+                self._index.remove(scope, entry)
         return len(entries)

@@ -12,6 +12,9 @@ HARD_HEAD, HARD_TAIL = 120, 90
 """Characters in which a hard mark is found: more than features read, since it keeps a prompt from the device."""
 
 
+assert complexity.MOST_HARD < WIDE_TAIL < WIDE_HEAD, "a mark reaches from what features leave unread into what they read"
+
+
 @define
 class Seen:
     """What was seen in a text. marks: how many of each of complexity.KINDS."""

@@ -1,6 +1,6 @@
 """Which side answers a request, in three levels: rules, complexity, and what moves the threshold between the sides.
 
-`decide` is the pure part; `PolicyRouter` looks up what it needs: the prompt's features, the sides, the house's signals.
+`unmoved` and `decide` are the pure part; `PolicyRouter` looks up what it needs: the prompt's features, the sides, the house's signals.
 A model that was named stays; everything here is for `model: "auto"`. A route is a preference: both sides stay allowed
 for fallbacks and migration, unless a rule is strict. Privacy and the policy's targets have drawn the line before.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import AnyStr
 
 MAX_PEM = 16 << 10
@@ -74,7 +74,7 @@ def secrets(text: str, plain: bytes, shape: bytes) -> Iterator[tuple[int, int]]:
         yield from _in_addresses(text)
     if _BEGIN in text:
         yield from _private_keys(text)
-    yield from _said(text, plain, shape)
+    yield from said(text, plain, shape)
 
 
 def _may_be_marked(text: str, shape: bytes) -> bool:
@@ -100,14 +100,19 @@ def _marked(text: str, plain: bytes) -> Iterator[tuple[int, int]]:
         start = runs.find(_LONG, stop)
 
 
-def _said(text: str, plain: bytes, shape: bytes) -> Iterator[tuple[int, int]]:
-    """Values that follow a word for a secret. A plain word there is a variable or prose, unless it stands in quotes."""
-    # So the first digit or quote of the text is not far behind the word, and the last one is not before it.
+def said(text: str, plain: bytes, shape: bytes) -> Iterator[tuple[int, int]]:
+    """What `values` finds in the whole text, looked for where a digit or a quote is near."""
+    # The first digit or quote of the text is not far behind the word, and the last one is not before it.
     first = [at for at in (shape.find(b"0"), *map(text.find, _QUOTES)) if at >= 0]
     last = max(shape.rfind(b"0"), *map(text.rfind, _QUOTES))
     if not first:
         return
-    for found in after_words(text, plain, max(0, min(first) - MAX_SAID), last):
+    yield from values(text, after_words(text, plain, max(0, min(first) - MAX_SAID), last))
+
+
+def values(text: str, found_words: Iterable[re.Match[str]]) -> Iterator[tuple[int, int]]:
+    """Values that follow a word for a secret. A plain word there is a variable or prose, unless it stands in quotes."""
+    for found in found_words:
         value = found.group(1)
         quoted = text[found.start(1) - 1] in _QUOTES
         mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))

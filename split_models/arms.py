@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from attrs import define, evolve, field, frozen
 
+from engines.give_way import given_way_s
 from engines.port import BurstEndpoint, CompressingEndpoint, TensorAnswer, TensorEndpoint, WorkingEndpoint
 from protocol.clock import Clock
 from protocol.errors import EngineError, LinkError, MidstreamError
@@ -357,11 +358,14 @@ def working(endpoint: TensorEndpoint) -> WorkingEndpoint | None:
 
 
 async def timed(compute: Compute, clock: Clock, fn: Callable[..., T], *args: Any) -> tuple[T, float, float]:
-    """Run on the executor: the result, the seconds around the run, and the run's own."""
+    """Run on the executor: the result, the seconds around the run, and the run's own; what it stood back for
+    others belongs to the former.
+    """
 
     def call() -> tuple[T, float]:
-        began_s = clock()
-        return fn(*args), clock() - began_s
+        began_s, before_s = clock(), given_way_s()
+        result = fn(*args)
+        return result, clock() - began_s - (given_way_s() - before_s)
 
     asked_s = clock()
     result, run_s = await compute.run(call)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import privacy_checks as checks
-from gateway.detectors import Detectors, Span
-from gateway.secrets_found import SAID, after_words
+from gateway.detectors import Detectors, Span, look
+from gateway.secrets_found import SAID, after_words, said, values
 from protocol.policy_privacy import PrivacyPolicy
 
 DETECTORS = Detectors(PrivacyPolicy(names=("Alice Zhang", "张伟", "张伟民", "Ali")))
@@ -169,6 +169,13 @@ def test_looking_around_words_finds_what_looking_everywhere_finds(text: str) -> 
     assert [found.span() for found in after_words(text, text.encode("ascii", "replace"))] == [
         found.span() for found in SAID.finditer(text)
     ]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from((*_BITS, '"', "7", "south " * 40, "\u53e3\u4ee4", "v" * 199)), max_size=14).map("".join))
+def test_values_near_digits_and_quotes_are_all_there_are(text: str) -> None:
+    seen = look(text)
+    assert list(said(text, seen.plain, seen.shape)) == list(values(text, SAID.finditer(text)))
 
 
 @pytest.mark.parametrize("value", ["v" * 199 + "1", "1" + "v" * 199, "v" * 100 + "7" + "v" * 99])
