@@ -32,6 +32,7 @@ from gateway.prompt_features import features
 from gateway.routing import PolicyRouter
 from gateway.targets import TargetView
 from gateway.ttft import ecdf
+from links.event_loop import settle
 from protocol.chat import ChatRequest
 from protocol.policy import Policy
 from protocol.text import Message
@@ -138,6 +139,7 @@ def measure(traces: Path | None, count: int, passes: int, seconds: float) -> tup
     chats = requests(traces, count)
     router = PolicyRouter()
     once(router, chats[:200], policy)
+    settle()  # as an agent and a coordinator do when they have begun
     done = [once(router, chats, policy) for _ in range(passes)]
     rates = [count / one.wall_s for one in done]
     cpu_rates = [count / one.cpu_s for one in done]

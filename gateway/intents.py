@@ -54,7 +54,7 @@ class IntentModel:
 
     def classify(self, features: Features) -> Intent:
         """The likeliest intent of a prompt."""
-        return self.likeliest(lanes_of(total(self.packed, features), len(self.names)), features.tokens)
+        return self.likeliest(lanes_of(total(self.packed, features), row_of(len(self.names))), features.tokens)
 
     def likeliest(self, lanes: Sequence[int], tokens: int) -> Intent:
         """By a softmax over the lanes' sums; texts of any length have logits of one size."""
@@ -73,16 +73,14 @@ def total(packed: Mapping[Key, int], features: Features) -> int:
     return sum(map(packed.__getitem__, packed.keys() & features.keys()))
 
 
-def lanes_of(total: int, count: int) -> tuple[int, ...]:
-    """The first `count` lanes of a sum of packed integers; there must be no more in it."""
-    row = _row_of(count)
-    return row.unpack(total.to_bytes(row.size, "little"))
-
-
-@cache
-def _row_of(count: int) -> struct.Struct:
-    """The form of `count` lanes."""
+def row_of(count: int) -> struct.Struct:
+    """The form of `count` lanes; what is unpacked by it must have no more in it."""
     return struct.Struct(f"<{count}H")
+
+
+def lanes_of(total: int, row: struct.Struct) -> tuple[int, ...]:
+    """The lanes of a sum of packed integers."""
+    return row.unpack(total.to_bytes(row.size, "little"))
 
 
 def write(names: Sequence[str], weights: Mapping[str, Sequence[int]], scale: float, threshold: float) -> bytes:

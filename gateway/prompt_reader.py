@@ -5,14 +5,16 @@ from __future__ import annotations
 from attrs import define
 
 from gateway import complexity
-from gateway.intents import LANE_BITS, Intent, IntentModel, lanes_of, total
+from gateway.intents import LANE_BITS, Intent, IntentModel, lanes_of, row_of, total
 from gateway.prompt_features import HEAD, TAIL, WIDE_HEAD, WIDE_TAIL, features
 
 HARD_HEAD, HARD_TAIL = 120, 90
 """Characters in which a hard mark is found: more than features read, since it keeps a prompt from the device."""
 
 
-assert complexity.MOST_HARD < WIDE_TAIL < WIDE_HEAD, "a mark reaches from what features leave unread into what they read"
+assert complexity.MOST_HARD < WIDE_TAIL < WIDE_HEAD, (
+    "a mark reaches from what features leave unread into what they read"
+)
 
 
 @define
@@ -30,7 +32,7 @@ class PromptReader:
     def __init__(self, model: IntentModel) -> None:
         self.model = model
         self._intents = len(model.names)
-        self._lanes = self._intents + len(complexity.KINDS)
+        self._row = row_of(self._intents + len(complexity.KINDS))
         table = dict(model.packed)
         for key, kinds in complexity.mark_keys().items():
             for kind in kinds:
@@ -40,7 +42,7 @@ class PromptReader:
     def read(self, text: str) -> Seen:
         """Takes a dozen microseconds, whatever the text's length."""
         found = features(text)
-        lanes = lanes_of(total(self._packed, found), self._lanes)
+        lanes = lanes_of(total(self._packed, found), self._row)
         intent = self.model.likeliest(lanes[: self._intents], found.tokens)
         marks = lanes[self._intents :]
         if not marks[complexity.HARD] and len(text) > HEAD + TAIL and _says_hard(text, found.chinese):

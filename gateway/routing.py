@@ -30,12 +30,15 @@ TOKENS_PER_CHARACTER, TOKENS_PER_CHARACTER_ZH = 0.25, 0.7
 
 @frozen
 class InForce:
-    """What follows from a policy alone. armed: routes to the edge count. reasons: of each rule. reach: of level 3."""
+    """What follows from a policy alone. armed: routes to the edge count. reasons: of each rule. reach: of level 3. base:
+    the cloud's threshold in words.
+    """
 
     policy: Policy
     armed: bool
     reasons: tuple[str, ...]
     reach: Reach
+    base: str
 
 
 @define
@@ -48,21 +51,22 @@ class Verdict:
     strict: bool = False
 
 
-def unmoved(facts: Facts, edge: Side, cloud: Side, routing: RoutingPolicy, reach: Reach) -> Verdict | None:
+def unmoved(facts: Facts, edge: Side, cloud: Side, now: InForce) -> Verdict | None:
     """Level 2, where nothing could move the threshold far enough to change what it says.
 
     A hard prompt goes to the cloud: the device answers it only when nothing else may.
     """
     if facts.hard and cloud.up:
         return Verdict(cloud, "heuristic", "a hard question, short or not")
+    routing, reach = now.policy.routing, now.reach
     if facts.tools and routing.tools_in_cloud and cloud.up:
         return Verdict(cloud, "heuristic", "tools are called by the cloud: policy.routing.tools_in_cloud")
-    hardness, base = facts.complexity, routing.cloud_threshold
+    hardness = facts.complexity
     if reach.least <= hardness < reach.most or not (edge.up and cloud.up):
         return None
-    if hardness < base:
-        return Verdict(edge, "heuristic", f"complexity {hardness:.2f} is below {base:.2f}, whatever moves that")
-    return Verdict(cloud, "heuristic", f"complexity {hardness:.2f} reaches {base:.2f}, whatever moves that")
+    if hardness < routing.cloud_threshold:
+        return Verdict(edge, "heuristic", f"complexity {hardness:.2f} is below {now.base}, whatever moves that")
+    return Verdict(cloud, "heuristic", f"complexity {hardness:.2f} reaches {now.base}, whatever moves that")
 
 
 def decide(facts: Facts, edge: Side, cloud: Side, routing: RoutingPolicy, moved: Threshold) -> Verdict:
@@ -206,7 +210,7 @@ class PolicyRouter:
             only = edge or cloud
             assert only is not None, "routing begins with a side"
             return Verdict(only, "rules", "the only side that may answer")
-        verdict = unmoved(facts, edge, cloud, routing, self._in_force.reach)
+        verdict = unmoved(facts, edge, cloud, self._in_force)
         if verdict is not None:
             return verdict
         signals, base = offer.signals(caller), routing.cloud_threshold
@@ -228,6 +232,7 @@ def in_force(policy: Policy) -> InForce:
         unarmed(routing, policy.privacy.local_only) is None,
         tuple(f"rule {number}: {rule.target}" for number, rule in enumerate(routing.rules, 1)),
         reach_of(routing.cloud_threshold, routing.dynamic),
+        f"{routing.cloud_threshold:.2f}",
     )
 
 

@@ -172,7 +172,9 @@ def test_looking_around_words_finds_what_looking_everywhere_finds(text: str) -> 
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.sampled_from((*_BITS, '"', "7", "south " * 40, "\u53e3\u4ee4", "v" * 199)), max_size=14).map("".join))
+@given(
+    st.lists(st.sampled_from((*_BITS, '"', "7", "south " * 40, "\u53e3\u4ee4", "v" * 199)), max_size=14).map("".join)
+)
 def test_values_near_digits_and_quotes_are_all_there_are(text: str) -> None:
     seen = look(text)
     assert list(said(text, seen.plain, seen.shape)) == list(values(text, SAID.finditer(text)))
