@@ -1,7 +1,7 @@
 """Which side answers a request, in three levels: rules, complexity, and what moves the threshold between the sides.
 
-`unmoved` and `decide` are the pure part; `PolicyRouter` looks up what it needs: the prompt's features, the sides, the house's signals.
-A model that was named stays; everything here is for `model: "auto"`. A route is a preference: both sides stay allowed
+`unmoved` and `decide` are the pure part; `PolicyRouter` looks up what they need: the prompt's features, the sides, the
+house's signals. A model that was named stays; everything here is for `model: "auto"`. A route is a preference: both sides stay allowed
 for fallbacks and migration, unless a rule is strict. Privacy and the policy's targets have drawn the line before.
 """
 
@@ -30,8 +30,8 @@ TOKENS_PER_CHARACTER, TOKENS_PER_CHARACTER_ZH = 0.25, 0.7
 
 @frozen
 class InForce:
-    """What follows from a policy alone. armed: routes to the edge count. reasons: of each rule. reach: of level 3. base:
-    the cloud's threshold in words.
+    """What follows from a policy alone. armed: routes to the edge count. reasons: of each rule. reach: of level 3.
+    base: the cloud's threshold in words.
     """
 
     policy: Policy
