@@ -1,8 +1,9 @@
 """Which side answers a request, in three levels: rules, complexity, and what moves the threshold between the sides.
 
 `unmoved` and `decide` are the pure part; `PolicyRouter` looks up what they need: the prompt's features, the sides, the
-house's signals. A model that was named stays; everything here is for `model: "auto"`. A route is a preference: both sides stay allowed
-for fallbacks and migration, unless a rule is strict. Privacy and the policy's targets have drawn the line before.
+house's signals. A model that was named stays; everything here is for `model: "auto"`. A route is a preference: both
+sides stay allowed for fallbacks and migration, unless a rule is strict. Privacy and the policy's targets have drawn the
+line before.
 """
 
 from __future__ import annotations
