@@ -16,7 +16,8 @@ all the same."""
 
 
 class Arrivals:
-    """Counts what has come for requests that are under way; whoever reads it from a socket says so here."""
+    """Counts what has come for requests that are under way from servers of plain HTTP, as most streams do
+    (links/http_wire.py says so here). To what comes by other ways a begin gives one turn, as to all else."""
 
     count = 0
 
@@ -41,6 +42,8 @@ class Turns:
             except BaseException:
                 if turn.done() and not turn.cancelled():
                     self._next()  # it was this one's turn
+                else:
+                    turn.cancel()  # who left without being cancelled is given no turn either
                 raise
         self._taken = True
         loop.call_soon(self._next)

@@ -89,3 +89,12 @@ async def test_a_request_that_was_cancelled_takes_no_turn() -> None:
     await asyncio.wait(tasks)
     assert seen == [0, 4]
     await asyncio.wait_for(turns.mine(), 5.0)
+
+
+async def test_who_leaves_without_being_cancelled_takes_no_turn_along() -> None:
+    turns = Turns()
+    await turns.mine()
+    gone = turns.mine()
+    gone.send(None)
+    gone.close()
+    await asyncio.wait_for(turns.mine(), 1.0)
