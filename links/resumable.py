@@ -1,6 +1,6 @@
-"""Work that may be waited for a while, left where it stands, and waited for again: without a task of its own.
+"""Work that may be waited for a while, left where it stands, and waited for again: a task in the turns of who waits.
 
-A task would begin it a turn of the loop later and tell its end a turn after that. With many requests at once each turn
+A task of the loop would begin it a turn later and tell its end a turn after that. With many requests at once each turn
 holds some work of the others, so for the first word of a stream that is most of the wait.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import types
+from asyncio.tasks import _enter_task, _leave_task  # of asyncio's documented way to make tasks of another kind
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, Generic, TypeVar
@@ -18,13 +19,22 @@ T = TypeVar("T")
 class Resumable(Generic[T]):
     """Call `within` until it gives True, then read `result`; or `drop` it. One waiter at a time.
 
-    The work runs in the task of whoever waits, and stands still while nobody does. What it raises, `within` raises.
+    The work runs in the turns of whoever waits, and stands still while nobody does. To the work it is a task: a limit
+    in it (`asyncio.timeout`, Patience) cancels the work and never the one who waits, who may be at something else when
+    its time comes. The work hears of it when it is waited for again.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
         self._on: Any = None
+        """The future that it waits for."""
+        self._cancels = 0
+        self._must_cancel = False
+        """It is cancelled with its next step, for there was no future that could be."""
+        self._leaving = False
+        """Who waits was cancelled, and waits no longer than until it has tidied up."""
         self._over = False
+        self._error: BaseException | None = None
         self._result: T | None = None
 
     @property
@@ -34,56 +44,104 @@ class Resumable(Generic[T]):
         return self._result  # type: ignore[return-value]
 
     async def within(self, seconds: float) -> bool:
-        """Go on with the work for so long; whether it has ended."""
-        return self._over or await self._go(seconds, None)
+        """Go on with the work for so long; whether it has ended. Raises what the work raised, each time."""
+        if not self._over:
+            await self._go(seconds)
+        if self._error is not None:
+            raise self._error
+        return self._over
 
     async def drop(self) -> None:
         """Cancel it where it stands and let it tidy up; what it made or raised is nobody's any more."""
-        if not self._over:
-            try:
-                await self._go(float("inf"), asyncio.CancelledError())
-            except (asyncio.CancelledError, Exception):
-                if not self._over:
-                    raise  # the cancelled one is who drops it
+        if self._over:
+            return
+        waiter = asyncio.current_task()
+        cancels = waiter.cancelling() if waiter is not None else 0
+        self.cancel()
+        await self._go(float("inf"))
+        if waiter is not None and waiter.cancelling() > cancels:
+            raise asyncio.CancelledError  # who drops it was cancelled meanwhile
+
+    # What a task is to its work.
+
+    def cancel(self, msg: Any = None) -> bool:
+        """As a task's: CancelledError is raised in the work where it waits. False when it is over."""
+        if self._over:
+            return False
+        self._cancels += 1
+        if self._on is None or not self._on.cancel(msg):
+            self._must_cancel = True
+        return True
+
+    def cancelling(self) -> int:
+        """Cancels that nobody took back."""
+        return self._cancels
+
+    def uncancel(self) -> int:
+        """Take a cancel back; returns how many are left."""
+        self._cancels = max(0, self._cancels - 1)
+        if not self._cancels:
+            self._must_cancel = False
+        return self._cancels
+
+    def leave(self, msg: Any = None) -> bool:
+        """Who waits is cancelled: the work is, and their wait ends with it."""
+        self._leaving = True
+        return self.cancel(msg)
 
     @types.coroutine
-    def _go(self, seconds: float, error: BaseException | None) -> Generator[Any, Any, bool]:
+    def _go(self, seconds: float) -> Generator[Any, Any, None]:
         """As `yield from` the work, which ends early when the time is over."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + seconds
+        until_s, self._leaving = loop.time() + seconds, False
         while True:
-            if self._on is None or error is not None or self._on.done():
-                error, thrown = None, error
-                if self._step(thrown):
-                    return True
-            elif loop.time() >= until_s:
-                return False
+            if self._on is None or self._on.done():
+                self._step(loop)
+            if self._leaving:
+                until_s = float("inf")
+            if self._over or loop.time() >= until_s:
+                return
             try:
-                if self._on is None:
-                    yield
-                    continue
-                either = _Either(self._on)
-                timer = loop.call_at(until_s, either.end, loop) if seconds < float("inf") else None
-                try:
-                    yield either
-                finally:
-                    if timer is not None:
-                        timer.cancel()
-            except BaseException as err:  # noqa: BLE001 - a cancelled waiter or a failed future: the work's matter first
-                error = err  # the waiter is cancelled, or what the work waits for failed: the work's matter first
+                yield from self._turn(loop, until_s)
+            except (asyncio.CancelledError, Exception):  # noqa: BLE001 - what the work waits for failed: its own matter
+                if self._on is None or not self._on.done():
+                    self.leave()  # no, who waits was cancelled
 
-    def _step(self, error: BaseException | None) -> bool:
-        """Until it waits for something; whether it has ended."""
-        self._over = True
+    def _turn(self, loop: asyncio.AbstractEventLoop, until_s: float) -> Generator[Any, Any, None]:
+        """Until the work can go on, or the time is over."""
+        if self._on is None:
+            yield
+            return
+        either = _Either(self, self._on)
+        timer = loop.call_at(until_s, either.end, loop) if until_s < float("inf") else None
         try:
-            self._on = self._work.send(None) if error is None else self._work.throw(error)
+            yield either
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _step(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Until the work waits for something, or ends. Meanwhile it has a task of its own in `current_task`."""
+        cancelled, self._must_cancel, self._on = self._must_cancel, False, None
+        waiter: Any = asyncio.current_task(loop)
+        me: Any = self
+        if waiter is not None:
+            _leave_task(loop, waiter)
+        _enter_task(loop, me)
+        try:
+            self._on = self._work.throw(asyncio.CancelledError()) if cancelled else self._work.send(None)
         except StopIteration as end:
-            self._result = end.value
-            return True
-        self._over = False
+            self._over, self._result = True, end.value
+        except BaseException as err:  # noqa: BLE001 - `within` raises it
+            self._over, self._error = True, err
+        finally:
+            _leave_task(loop, me)
+            if waiter is not None:
+                _enter_task(loop, waiter)
         if self._on is not None:
             self._on._asyncio_future_blocking = False  # as a task says of what it will wait for
-        return False
+            if self._must_cancel and self._on.cancel():
+                self._must_cancel = False
 
 
 class _Either:
@@ -91,7 +149,8 @@ class _Either:
 
     _asyncio_future_blocking = True
 
-    def __init__(self, future: asyncio.Future[Any]) -> None:
+    def __init__(self, work: Resumable[Any], future: asyncio.Future[Any]) -> None:
+        self._work = work
         self._future = future
         self._wake: Callable[[Any], object] | None = None
         self._context: Context | None = None
@@ -104,7 +163,7 @@ class _Either:
         self._future.add_done_callback(wake, context=context)
 
     def cancel(self, msg: Any = None) -> bool:
-        return self._wake is not None and self._future.cancel(msg)
+        return self._work.leave(msg)
 
     def end(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wake the task, and leave the future as it is."""
