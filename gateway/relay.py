@@ -163,9 +163,9 @@ class _Run:
         self._delta = UpstreamDelta()
         self._charge: Charge | None = None
         self._pieces: tuple[str, ...] = ()
-        self._over = False
         self._cut = ""
         self._patience = Patience()
+        self._ending = Once()
 
     async def __aenter__(self) -> _Run:
         try:
@@ -207,7 +207,10 @@ class _Run:
         self._ttft_s = self.answer.clock() - self._begun_s
 
     def _note(self) -> None:
-        """For later decisions, when the first word has left: in a burst the others wait for what is done before."""
+        """For later decisions, when the first word has left: in a burst the others wait for what is done before.
+
+        Before anything else becomes of the target: a failure that is told first would be forgotten with this.
+        """
         target, self._unnoted = self._unnoted, None
         if target is not None and self._ttft_s is not None:
             self.relay.ports.board.started(target, self.answer.context.model, self._ttft_s, 0)
@@ -224,7 +227,8 @@ class _Run:
         if self._charge is not None and self._target is None:
             self._charge.asked = isinstance(err, LinkTimeout | LinkClosed)
         if not isinstance(err, RejectedError):
-            self.relay.ports.board.failed(target, self.answer.context.model, self.answer.clock())
+            board, spoke = self.relay.ports.board, self._target is not None
+            board.failed(target, self.answer.context.model, self.answer.clock(), spoke=spoke)
 
     def take(self, delta: UpstreamDelta, pieces: tuple[str, ...] | None = None) -> None:
         """What the answer said."""
@@ -286,8 +290,6 @@ class _Run:
         lines = engine.relayed_lines(self.relay.request, self.answer.request.stop)
         async with aclosing(lines) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                if self._unnoted is not None:
-                    self._note()
                 if self.rest_s() <= 0:
                     raise LinkTimeout("the request's deadline passed in the middle of the answer")
                 broken: MidstreamError | None = None
@@ -300,6 +302,8 @@ class _Run:
                         self.spoke(target)
                     yield b"".join(held)
                     held.clear()
+                    if self._unnoted is not None:
+                        self._note()
                 if broken is not None:
                     raise broken
                 if seen.ended:
@@ -314,10 +318,10 @@ class _Run:
         self.take(delta, tuple(seen.texts))
 
     async def end(self, status: str) -> None:
-        """Give the place back, charge, record; once."""
-        if self._over:
-            return
-        self._over = True
+        """Give the place back, charge, record; once, and to the end even if whoever waits for it is cancelled."""
+        await self._ending.run(self._end(status))
+
+    async def _end(self, status: str) -> None:
         self._note()
         if self._release is not None:
             self._release()
