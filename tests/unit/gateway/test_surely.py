@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
+
 from gateway.surely import Once
 
 
@@ -54,4 +56,19 @@ async def test_whoever_asks_again_waits_for_the_same_ending() -> None:
     held = Held(log)
     await asyncio.gather(held.aclose(), held.aclose())
     await held.aclose()
+    assert log == ["given back"]
+
+
+async def test_an_ending_that_waits_for_nothing_is_over_in_the_turn_in_which_it_is_asked_for() -> None:
+    log: list[str] = []
+
+    async def give_back() -> None:
+        log.append("given back")
+        raise OSError("the disk is full")
+
+    ending = Once()
+    for _ in range(2):
+        run = ending.run(give_back())
+        with pytest.raises(OSError, match="full"):
+            run.send(None)
     assert log == ["given back"]
