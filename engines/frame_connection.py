@@ -276,8 +276,8 @@ class FrameConnection:
             on_end=lambda at: self._meter.ended(request, at),
         )
         asked.posted_s = self._clock()
+        self._sender.post(message)
         try:
-            await self._sender.post(message)
             return await asked.done
         finally:
             if self._asked.pop(request, None) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from engines.begun import Begun
 from engines.frame_parts import Outgoing, OutgoingQueue
 from links.port import FrameStream
 from protocol.errors import ProtocolError
@@ -29,7 +30,7 @@ class FrameSender:
         self._running: asyncio.Task[None] | None = None
         self._writing = False
         self._broken: ProtocolError | None = None
-        self._failed: Exception | None = None
+        self._begun: Begun | None = None
         self._work = asyncio.Event()
         self.sent_bytes = 0
         """Of all frames whose sending has begun."""
@@ -47,21 +48,16 @@ class FrameSender:
         self._small.append(encode(request, frame))
         self._work.set()
 
-    async def post(self, message: Outgoing) -> None:
-        """Where nothing else is being written, what is next leaves from here, without a turn of the loop. What goes
-        wrong with that ends `run`. Waits for at most one frame to fit into the connection's buffer.
+    def post(self, message: Outgoing) -> None:
+        """Where nothing else is being written, what is next leaves from here, without a turn of the loop; with what has
+        to wait for room `run` goes on, before anything else. What goes wrong ends `run`, and raises nothing here.
         """
         self._messages.add(message)
-        if self._writing or self._running is None:
+        if self._running is not None and self._begun is None and not self._writing:
+            begun = Begun(self._send_next())
+            self._begun = None if begun.done else begun
+        if self._begun is not None or self._small or self._messages:
             self._work.set()
-            return
-        try:
-            await self._send_next()
-        except Exception as err:  # noqa: BLE001 - whoever posts is not who looks after the stream
-            self._failed = err
-        finally:
-            if self._failed is not None or self._small or self._messages:
-                self._work.set()
 
     def drop(self, request: int) -> Outgoing | None:
         """Do not send (the rest of) this message; what was dropped, if anything."""
@@ -83,6 +79,10 @@ class FrameSender:
             if self._broken is not None and task is not None and task.uncancel() == 0:
                 raise self._broken from None
             raise
+        finally:
+            self._running = None  # what is posted from now on does not leave
+            if self._begun is not None:
+                self._begun.drop()
 
     def _end(self) -> None:
         if self._broken is None:
@@ -95,9 +95,10 @@ class FrameSender:
             raise self._broken
         while True:
             self._work.clear()
-            if self._failed is not None:
-                raise self._failed
-            if self._writing or not await self._send_next():
+            if self._begun is not None:
+                await self._begun
+                self._begun = None
+            if not await self._send_next():
                 await self._work.wait()
 
     async def _send_next(self) -> bool:

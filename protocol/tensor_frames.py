@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from attrs import frozen
@@ -233,8 +232,22 @@ def _text(writer: Writer, text: str, field: str) -> None:
     writer.piece(data)
 
 
-@lru_cache(KEPT_HEADS)
+_written_before: dict[tuple[TensorHead, ...], bytes] = {}
+
+
 def _heads_bytes(heads: tuple[TensorHead, ...]) -> bytes:
+    before = _written_before.get(heads)
+    if before is not None:
+        return before
+    written = _new_heads_bytes(heads)
+    if len(written) <= KEPT_HEAD_BYTES:
+        if len(_written_before) >= KEPT_HEADS:
+            _written_before.clear()
+        _written_before[heads] = written
+    return written
+
+
+def _new_heads_bytes(heads: tuple[TensorHead, ...]) -> bytes:
     writer = Writer()
     writer.varint(len(heads))
     for head in heads:

@@ -220,7 +220,7 @@ class _Stream:
         def head(data: bytes | memoryview) -> Answer:
             return Answer(served.digest, wait_us, compute_us, told, packed_bytes, data)
 
-        await self._sender.post(Outgoing(request, head, views, timed=True, on_end=partial(self._left, request, held)))
+        self._sender.post(Outgoing(request, head, views, timed=True, on_end=partial(self._left, request, held)))
 
     async def _served(self, held: _Held) -> tuple[Served, tuple[TensorHead, ...], deque[memoryview]]:
         ask = held.ask

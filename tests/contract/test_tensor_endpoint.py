@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from attrs import frozen
+from attrs import field, frozen
 
 from engines.executor import BoundedExecutor
 from engines.fakes_tensor import MAGIC, FakeTensorEndpoint, FakeTensorRuntime
 from engines.local import LocalEndpoint
 from engines.pool import ModelPool
 from engines.port import TensorEndpoint
-from engines.remote_frames import FramesEndpoint
+from engines.remote_frames import FramesEndpoint, OpenStream
 from engines.remote_oip import RemoteEndpoint, collecting
 from links.channel_link import ChannelLink
 from links.channel_server import ChannelServer, Peer
@@ -25,7 +26,8 @@ from links.http import HttpLink
 from links.http_front import plain_error
 from links.http_server import serve
 from links.memory import MemoryLink
-from links.port import FrameRoute, Request, Response, Route
+from links.port import FrameRoute, FrameStream, Request, Response, Route
+from links.shaped import Conditions, ShapedLink
 from protocol.errors import BadRequest, EngineError, Full, LinkError, MidstreamError, NotFound
 from protocol.events import TransferSample
 from protocol.oip import InferResponse, decode_request, encode_response, error_body
@@ -40,9 +42,24 @@ DELAY_S = 0.15
 
 @frozen
 class Case:
+    """streams: frame streams that were opened so far."""
+
     endpoint: TensorEndpoint
     slow: str
     remote: bool = False
+    streams: list[FrameStream] = field(factory=list)
+
+
+def twin_case(open_stream: OpenStream) -> tuple[FramesEndpoint, Case]:
+    """The remote twin over frames."""
+    streams: list[FrameStream] = []
+
+    async def opening(path: str) -> FrameStream:
+        streams.append(await open_stream(path))
+        return streams[-1]
+
+    twin = FramesEndpoint("peer", opening)
+    return twin, Case(twin, "slow", remote=True, streams=streams)
 
 
 def front(endpoint: TensorEndpoint) -> Route:
@@ -79,7 +96,9 @@ def local(folder: Path, executor: BoundedExecutor) -> tuple[LocalEndpoint, Model
     return endpoint, pool
 
 
-@pytest.fixture(params=["fake", "local", "remote", "frames", "frames in memory", "frames over a channel"])
+@pytest.fixture(
+    params=["fake", "local", "remote", "frames", "frames in memory", "frames shaped", "frames over a channel"]
+)
 async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
     if request.param == "fake":
         yield Case(FakeTensorEndpoint(("double", "slow"), delay_s=DELAY_S), "slow")
@@ -89,10 +108,12 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     try:
         if request.param == "local":
             yield Case(endpoint, "slow")
-        elif request.param == "frames in memory":
+        elif request.param in ("frames in memory", "frames shaped"):
             memory = MemoryLink("peer", [], [frames_front(endpoint, executor)])
-            twin = FramesEndpoint("peer", memory.open)
-            yield Case(twin, "slow", remote=True)
+            fast = Conditions(up_bytes_per_s=1e9, down_bytes_per_s=1e9, delay_s=0.001)
+            shaped = request.param == "frames shaped"
+            twin, made = twin_case((ShapedLink(memory, lambda at_s: fast) if shaped else memory).open)
+            yield made
             await twin.close()
             await memory.close()
         elif request.param == "frames over a channel":
@@ -100,8 +121,8 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             served = ChannelServer([], [frames_front(endpoint, executor)], Peer("pi-1"), on_error=plain_error)
             session = Session(theirs, "pi-1", accept=served.accept)
             channel = ChannelLink("peer", Session(ours, "peer"))
-            twin = FramesEndpoint("peer", channel.open)
-            yield Case(twin, "slow", remote=True)
+            twin, made = twin_case(channel.open)
+            yield made
             await twin.close()
             await channel.close()
             await session.close()
@@ -109,8 +130,8 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         elif request.param == "frames":
             server = await serve([], [frames_front(endpoint, executor)], host="127.0.0.1", port=0)
             link = HttpLink("peer", f"http://127.0.0.1:{server.port}")
-            twin = FramesEndpoint("peer", link.open)
-            yield Case(twin, "slow", remote=True)
+            twin, made = twin_case(link.open)
+            yield made
             await twin.close()
             await link.close()
             await server.close()
@@ -179,6 +200,22 @@ async def test_a_cancelled_request_leaves_the_endpoint_usable(case: Case) -> Non
         await task
     await asyncio.sleep(DELAY_S)
     assert await case.endpoint.infer("double", [X], 5.0)
+
+
+async def test_who_is_cancelled_while_sending_leaves_the_others_and_the_stream_whole(case: Case) -> None:
+    large = Tensor("x", "FP32", (1 << 17, 4), bytes(1 << 21))
+    assert await case.endpoint.infer("double", [X], 5.0)
+    for turns in range(1, 6):
+        given_up = asyncio.create_task(case.endpoint.infer("double", [large], 5.0))
+        other = asyncio.create_task(case.endpoint.infer("double", [X], 5.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        given_up.cancel()
+        assert await other
+        with contextlib.suppress(asyncio.CancelledError, Full):
+            await given_up
+    assert await case.endpoint.infer("double", [X], 5.0)
+    assert len(case.streams) <= 1
 
 
 async def test_too_many_at_once_are_refused_with_a_time_to_come_back(case: Case) -> None:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from protocol import tensor_frames
 from protocol.errors import ProtocolError, TooLarge
 from protocol.handoff_frames import Refuse
 from protocol.oip_fields import MAX_BODY_BYTES
 from protocol.tensor_frames import (
+    KEPT_HEADS,
     LAST,
     MAX_FRAME_BYTES,
     VERSION,
@@ -136,6 +138,20 @@ def test_heads_of_a_model_that_were_read_before_are_told_from_others() -> None:
         found = decode(encode(3, ask, LAST)).frame
         assert isinstance(found, Ask)
         assert (found.tensors, bytes(found.data)) == (heads, data)
+
+
+def test_what_is_said_of_tensors_at_length_is_not_kept() -> None:
+    short = tuple(TensorHead(f"kept {number}", "UINT8", (1,), 1) for number in range(8))
+    long = tuple(TensorHead(f"{number:0100}", "UINT8", (1,), 1) for number in range(8))
+    for heads in (short, long):
+        ask = Ask("lengths", "id", 5, heads, 0, bytes(8))
+        found = [decode(encode(3, ask, LAST)).frame for _ in range(2)]
+        assert found[0] == found[1] and isinstance(found[0], Ask) and found[0].tensors == heads
+    assert short in tensor_frames._written_before
+    assert long not in tensor_frames._written_before
+    for number in range(2 * KEPT_HEADS):
+        encode(3, Ask("lengths", "id", 5, (TensorHead("x", "UINT8", (number,), number),), 0))
+    assert len(tensor_frames._written_before) <= KEPT_HEADS
 
 
 def test_a_frame_that_ends_within_a_number_is_refused() -> None:
