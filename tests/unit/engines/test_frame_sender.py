@@ -63,9 +63,9 @@ async def running(stream: Stream, credit_bytes: int | None = None) -> tuple[Fram
     return sender, task
 
 
-async def asks(sender: FrameSender, posted: Outgoing, granted_bytes: int = 0) -> None:
-    """As a request does: it posts, then waits for its answer. Credit comes in the same turn, which wakes the writer."""
-    sender.grant(granted_bytes)
+async def asks(sender: FrameSender, posted: Outgoing, before: Callable[[], object]) -> None:
+    """As a request does: it posts, then waits for its answer. `before` it, in the same turn, the writer is woken."""
+    before()
     sender.post(posted)
     await asyncio.Event().wait()
 
@@ -101,8 +101,7 @@ async def test_who_posts_does_not_wait_for_room_and_may_be_cancelled(takes_first
     stream = Stream(takes_first)
     sender, task = await running(stream)
     stream.room.clear()
-    sender.say(1, Cancel())
-    first = asyncio.create_task(asks(sender, message(2, 10)))
+    first = asyncio.create_task(asks(sender, message(2, 10), lambda: sender.say(1, Cancel())))
     await asyncio.sleep(0)
     sender.post(message(3, 10))
     sender.say(4, Cancel())
@@ -124,7 +123,8 @@ async def test_the_message_of_another_is_sent_and_told_to_its_end(takes_first: b
     sender.post(message(2, 10, on_end=lambda at: ended.append(2)))
     await asyncio.sleep(0)
     stream.room.clear()
-    poster = asyncio.create_task(asks(sender, message(3, 20, on_end=lambda at: ended.append(3)), 1_000))
+    third = message(3, 20, on_end=lambda at: ended.append(3))
+    poster = asyncio.create_task(asks(sender, third, lambda: sender.grant(1_000)))
     await asyncio.sleep(0)
     poster.cancel()
     await asyncio.sleep(0)
