@@ -20,6 +20,11 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is; a test that hangs is ended by its time limit.
+settings.register_profile("midstream", deadline=None)
+settings.load_profile("midstream")
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_S = 3.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.frame_parts import FAIR_PART, FRAGMENT_BYTES, LARGE_BYTES, Incoming, Outgoing, OutgoingQueue, views_of
@@ -22,7 +22,6 @@ def message(request: int, *tensors: Tensor) -> Outgoing:
     return Outgoing(request, lambda data: Ask("m", "", 1, told, 0, data), views_of(tensors))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 60_000), min_size=1, max_size=4), st.integers(1_000, 30_000))
 def test_what_leaves_in_frames_arrives_whole(sizes: list[int], room: int) -> None:
     sent = tuple(tensor(f"t{number}", size) for number, size in enumerate(sizes))

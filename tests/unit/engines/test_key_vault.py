@@ -80,7 +80,7 @@ def test_what_is_no_key(tmp_path: Path, key: str) -> None:
         KeyVault(tmp_path).add("openai", key)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_one_changed_byte_is_always_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("vault")

@@ -147,7 +147,7 @@ def test_a_pool_that_is_closed_while_a_model_loads_keeps_nothing() -> None:
     assert pool.used_bytes == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 60), st.booleans()), max_size=40))
 def test_the_budget_holds_and_leased_models_stay_open(steps: list[tuple[str, int, bool]]) -> None:
     pool = ModelPool(100)

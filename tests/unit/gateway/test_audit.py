@@ -55,7 +55,7 @@ def test_requests_and_management_are_chained_and_verified(tmp_path: Path) -> Non
     assert audit_files(tmp_path)[0].stat().st_mode & 0o777 == 0o600
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_change_of_any_byte_any_line_out_twice_or_moved_is_found(data: st.DataObject) -> None:
     head, lines = Head(), []

@@ -164,7 +164,7 @@ def test_words_for_secrets_are_found_in_any_case_and_script() -> None:
     assert found("password: 'swordfish'") == [("secret", "swordfish")] and found("password: swordfish") == []
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.sampled_from(_BITS), max_size=14).map("".join))
 def test_looking_around_words_finds_what_looking_everywhere_finds(text: str) -> None:
     assert [found.span() for found in after_words(text, text.encode("ascii", "replace"))] == [
@@ -172,7 +172,7 @@ def test_looking_around_words_finds_what_looking_everywhere_finds(text: str) -> 
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.sampled_from((*_BITS, '"', "7", "south " * 40, "\u53e3\u4ee4", "v" * 199)), max_size=14).map("".join)
 )

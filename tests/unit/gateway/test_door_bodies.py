@@ -51,7 +51,7 @@ bodies = st.dictionaries(st.sampled_from(KEYS), documents, max_size=8).flatmap(
 
 
 @pytest.mark.parametrize("parse", PARSERS.values(), ids=PARSERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example({"model": "m", "max_tokens": 3, "tool_choice": {"type": []}}, [{"role": "user", "content": "x"}])
 @given(body=bodies, turns=st.none() | st.lists(turn, min_size=1, max_size=3))
 def test_any_json_is_a_request_or_a_refusal(parse: Callable[[Any], Any], body: dict[str, Any], turns: Any) -> None:
@@ -64,7 +64,7 @@ def test_any_json_is_a_request_or_a_refusal(parse: Callable[[Any], Any], body: d
         assert err.message
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(body=bodies)
 def test_any_json_names_somebody_or_is_refused(body: dict[str, Any]) -> None:
     try:

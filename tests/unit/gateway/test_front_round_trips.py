@@ -88,7 +88,7 @@ PARSE: dict[str, Callable[[bytes], ChatRequest]] = {
 
 
 @pytest.mark.parametrize("kind", PARSE)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(requests, stops, st.booleans(), st.data())
 def test_a_request_that_our_client_writes_is_read_as_it_was(
     kind: str, request: TextRequest, stop: tuple[str, ...], stream: bool, data: st.DataObject
@@ -138,7 +138,7 @@ def joined(deltas: Sequence[UpstreamDelta]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     texts=st.lists(said, max_size=4),
     calls=st.lists(arguments, max_size=2),

@@ -65,7 +65,7 @@ def processes(count: int, on_budget: str = "refuse", **quota: float) -> list[Pro
     return [Process(ledger, clock, Account(tenant), f"p{at}") for at in range(count)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 3), cap=st.integers(1, 2000))
 def test_money_never_goes_beyond_the_cap_and_nothing_stays_reserved(seed: int, count: int, cap: int) -> None:
     """Whatever order requests begin, end, are cancelled, and processes die in."""
@@ -101,7 +101,7 @@ def test_money_never_goes_beyond_the_cap_and_nothing_stays_reserved(seed: int, c
     assert asyncio.run(houses[0].ledger.taken("acme", "day", day)) == spent + forfeited
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), cap=st.integers(20, 400))
 def test_no_sixty_seconds_hold_more_tokens_than_the_limit(seed: int, cap: int) -> None:
     chance = random.Random(seed)

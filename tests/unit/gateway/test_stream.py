@@ -67,7 +67,7 @@ async def test_an_answer_that_ends_by_itself_says_stop() -> None:
 
 
 @pytest.mark.parametrize("to_cloud", [True, False])
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(1, 40), vocabulary=st.sampled_from(["fake-vocabulary", "another"]))
 async def test_planned_moves_at_any_token_keep_the_law(at: int, vocabulary: str, to_cloud: bool) -> None:
     source, sink = FakeTextEngine(tokens_per_s=2000), FakeTextEngine(vocabulary=vocabulary)
@@ -150,7 +150,7 @@ async def test_source_lost_in_other_ways(error: MidstreamError | None, lost_at: 
     await moved(8, FakeTextEngine(name="cloud", prefill_tokens_per_s=3000), device)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     losses=st.lists(
         st.tuples(st.sampled_from(["device", "cloud"]), st.integers(1, COUNT - 1)), max_size=5, unique=True

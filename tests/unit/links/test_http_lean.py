@@ -54,7 +54,7 @@ def fed(data: bytes, step: int, *, ended: bool = False) -> tuple[HttpWire, bytes
     return wire, body
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.binary(min_size=1, max_size=40), max_size=5),
     st.integers(1, 50),

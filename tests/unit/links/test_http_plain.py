@@ -146,7 +146,7 @@ _VALUE = st.text(st.characters(min_codepoint=9, max_codepoint=126), max_size=12)
 _PATH = st.text("ab/.~-:%?#", max_size=10)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_PATH, st.lists(st.tuples(_TOKEN, _VALUE), max_size=4), st.sampled_from(["", "0", "7", "07"]))
 def test_whatever_is_taken_as_plain_the_full_server_reads_alike(
     path: str, fields: list[tuple[str, str]], length: str

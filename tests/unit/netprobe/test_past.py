@@ -36,7 +36,7 @@ def fed(transfers: list[tuple[Direction, int, float, float]]) -> tuple[LinkProbe
     return probe, clock
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(transfers=TRANSFERS, older_s=st.floats(0.0, 1e7), boot_s=st.floats(0.0, 1e6))
 def test_a_probe_after_a_restart_predicts_what_the_one_before_did(
     transfers: list[tuple[Direction, int, float, float]], older_s: float, boot_s: float

@@ -239,7 +239,7 @@ def test_a_fade_inside_a_transfer_shows_long_before_the_transfer_is_late() -> No
     assert moving(link, 0.24, 20_000) > 1.5 * on_time
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seconds=st.floats(0.0, 30.0), moved=st.none() | st.integers(0, 399_999))
 def test_what_is_under_way_never_promises_less_than_its_age_nor_a_faster_link(
     seconds: float, moved: int | None
@@ -250,7 +250,7 @@ def test_what_is_under_way_never_promises_less_than_its_age_nor_a_faster_link(
     assert moving(link, seconds, moved) >= max(on_time, seconds) * (1 - 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seconds=st.floats(0.05, 5.0), moved=st.integers(0, 400_000), more=st.integers(0, 500_000))
 def test_more_bytes_moved_never_lengthen_the_projection(seconds: float, moved: int, more: int) -> None:
     link = Link()
@@ -303,7 +303,7 @@ def test_after_a_long_silence_one_transfer_that_contradicts_is_enough() -> None:
     assert link.predicted(300_000) == pytest.approx(link.truth(300_000), rel=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(waits=st.lists(st.floats(0.0, 1e5), min_size=1, max_size=8))
 def test_without_transfers_the_age_grows_and_nothing_else_is_learnt(waits: list[float]) -> None:
     """Blindness: an estimator that sees past transfers only knows nothing of a link that it stopped using."""
@@ -332,7 +332,7 @@ def test_links_are_bounded() -> None:
     assert len(link.probe.views("up", link.clock())) <= 128
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     samples=st.lists(
         st.tuples(st.integers(0, 1 << 32), st.floats(0, 1e5), st.floats(0, 1e4), st.booleans()), max_size=40

@@ -27,7 +27,7 @@ def _on_line(sizes: list[int], floor_s: float, rate: float) -> list[Pair]:
     return [Pair(size, floor_s + size / rate, at_s=float(place)) for place, size in enumerate(sizes)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sizes=SIZES, floor_s=st.floats(0.001, 2.0), rate=st.floats(1e3, 1e8))
 def test_floor_and_rate_are_recovered_exactly_without_noise(sizes: list[int], floor_s: float, rate: float) -> None:
     pairs = _on_line(sizes, floor_s, rate)
@@ -40,7 +40,7 @@ def test_floor_and_rate_are_recovered_exactly_without_noise(sizes: list[int], fl
         assert line.seconds_for(middle) == pytest.approx(floor_s + middle / rate, rel=0.3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pairs=PAIRS, rtt_s=st.none() | st.floats(0, 100))
 def test_fit_is_positive_finite_and_grows_with_size(pairs: list[Pair], rtt_s: float | None) -> None:
     line = fit(pairs, rtt_s)
@@ -74,7 +74,7 @@ def test_nothing_known_is_infinitely_slow() -> None:
     assert NOTHING.seconds_for(1) == math.inf
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sizes=st.lists(st.integers(20_000, 2_000_000), min_size=WINDOW, max_size=WINDOW, unique=True),
     floor_s=st.floats(0.0, 0.2),
@@ -94,7 +94,7 @@ def test_one_outlier_moves_no_prediction_among_the_others_by_an_order_of_magnitu
         assert 0.1 < line.seconds_for(size) / (floor_s + size / rate) < 10
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(20_000, 2_000_000), min_size=WINDOW, max_size=WINDOW, unique=True),
     noise=st.lists(st.floats(0.8, 1.25), min_size=WINDOW, max_size=WINDOW),

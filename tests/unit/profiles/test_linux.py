@@ -139,7 +139,7 @@ def test_nothing_at_all_is_all_unknown(tmp_path: Path) -> None:
     assert (profile.cores, profile.memory_bytes, profile.soc, profile.npu, profile.power) == (None,) * 5
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_garbage_is_unknown_and_never_an_error(tmp_path: Path, data: st.DataObject) -> None:
     files = raspberry_pi("x", "y", "0xd08", "asimd", 1000, "0") | {

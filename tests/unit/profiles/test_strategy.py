@@ -73,7 +73,7 @@ def test_until_its_models_are_measured_a_device_begins_on_itself() -> None:
     assert provisional.strategy.speed_ratio == 16.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rates=st.lists(RATES, min_size=1, max_size=9))
 def test_the_nearest_class_is_no_farther_than_any_other(rates: list[float]) -> None:
     found = nearest(rates, KNOWN.classes)
@@ -84,7 +84,7 @@ def test_the_nearest_class_is_no_farther_than_any_other(rates: list[float]) -> N
     assert log(found[1]) == pytest.approx(min(distances), abs=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rate=RATES, faster=st.floats(1.0, 1e4))
 def test_a_faster_device_never_comes_into_a_slower_class(rate: float, faster: float) -> None:
     one, other = nearest([rate], KNOWN.classes), nearest([rate * faster], KNOWN.classes)
@@ -92,7 +92,7 @@ def test_a_faster_device_never_comes_into_a_slower_class(rate: float, faster: fl
     assert other[0].flops_per_s >= one[0].flops_per_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(factor=st.floats(1e-3, 1e3), rate=RATES)
 def test_half_as_fast_is_as_far_as_twice_as_fast(factor: float, rate: float) -> None:
     lone = (DeviceClass("one", "one", 0.6e9 / rate, 8.2e9 / rate, Strategy()),)

@@ -71,7 +71,7 @@ outers = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(outers)
 def test_what_is_encoded_decodes_to_the_same(document: Outer) -> None:
     assert decode(Outer, encode(document), what="document") == document
@@ -208,7 +208,7 @@ def test_nesting_beyond_the_parser_is_an_error_and_not_a_crash() -> None:
         load_json(b"[" * 30_000 + b"]" * 30_000, what="document", bulk=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_document_or_an_error_of_ours(data: bytes) -> None:
     try:
@@ -224,7 +224,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(["flag", "count", "text", "inner", "pair", "table", "raw"]), json_values))
 def test_any_json_gives_a_document_or_an_error_of_ours(raw: dict[str, Any]) -> None:
     try:

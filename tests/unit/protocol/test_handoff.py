@@ -141,7 +141,7 @@ frames: st.SearchStrategy[Frame] = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1), frames)
 def test_every_frame_comes_back(stream: bytes, epoch: int, frame: Frame) -> None:
     for data in (whole_frame(stream, epoch, frame), HandoffWriter().encode(stream, epoch, frame)):
@@ -149,7 +149,7 @@ def test_every_frame_comes_back(stream: bytes, epoch: int, frame: Frame) -> None
         assert (found.stream, found.epoch, found.frame) == (stream, epoch, frame)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([*range(12), *range(15, 23), 255]), st.binary(max_size=60))
 def test_any_bytes_give_a_frame_or_a_protocol_error(number: int, body: bytes) -> None:
     try:
@@ -158,7 +158,7 @@ def test_any_bytes_give_a_frame_or_a_protocol_error(number: int, body: bytes) ->
         assert err.field is not None or "JSON" in err.message or "UTF-8" in err.message or "object" in err.message
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(frames, st.data())
 def test_a_damaged_body_gives_a_frame_or_a_protocol_error(frame: Frame, data: st.DataObject) -> None:
     number, body = encode_body(frame)

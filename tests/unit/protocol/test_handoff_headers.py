@@ -74,7 +74,7 @@ said = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.integers(1, 5), st.lists(said, max_size=60))
 def test_whatever_is_sent_in_any_order_is_read_as_it_was_sent(slots: int, frames: list[Said]) -> None:
     """Sends may be cut off before or behind the moment at which their frame went out: one's own never know which."""
@@ -87,7 +87,7 @@ def test_whatever_is_sent_in_any_order_is_read_as_it_was_sent(slots: int, frames
             assert reader.decode(data) == Framed(one.stream, one.epoch, one.frame)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.lists(said, max_size=20), st.booleans()), max_size=4))
 def test_streams_go_on_over_new_connections_which_know_nothing(connections: list[tuple[list[Said], bool]]) -> None:
     for frames, resumes in connections:
@@ -244,7 +244,7 @@ headers = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.tuples(headers, st.binary(max_size=12)), max_size=30))
 def test_any_frames_in_any_order_give_frames_or_protocol_errors(frames: list[tuple[bytes, bytes]]) -> None:
     """A short header gives the stream that its slot was named for, a near one a stream near the one before it."""
@@ -267,7 +267,7 @@ def test_any_frames_in_any_order_give_frames_or_protocol_errors(frames: list[tup
     assert all(slot < SLOTS for slot in held)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(FRAMES), st.booleans(), st.data())
 def test_a_damaged_frame_gives_a_frame_or_a_protocol_error(frame: Frame, second: bool, data: st.DataObject) -> None:
     writer, reader = HandoffWriter(), HandoffReader()

@@ -59,7 +59,7 @@ def tensors(draw: st.DrawFn, datatypes: tuple[str, ...] = (*DATATYPE_BYTES, "BYT
 tensor_lists = st.lists(tensors(), min_size=1, max_size=4, unique_by=lambda t: t.name).map(tuple)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tensor_lists, st.none() | st.lists(names, min_size=1, max_size=3, unique=True).map(tuple), st.booleans())
 def test_binary_requests_come_back(inputs: tuple[Tensor, ...], outputs: tuple[str, ...] | None, binary: bool) -> None:
     wanted: frozenset[str] | bool = binary if outputs is None else frozenset(outputs if binary else ())
@@ -68,7 +68,7 @@ def test_binary_requests_come_back(inputs: tuple[Tensor, ...], outputs: tuple[st
     assert decode_request("m", headers, body) == request
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tensor_lists, st.data())
 def test_responses_come_back(outputs: tuple[Tensor, ...], data: st.DataObject) -> None:
     binary = frozenset(t.name for t in outputs if not _has_json_form(t) or data.draw(st.booleans()))
@@ -306,7 +306,7 @@ def test_what_json_cannot_say_asks_for_binary() -> None:
         assert encode_response(InferResponse("m", (tensor,)), True)[1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=100), st.none() | st.integers(0, 100))
 def test_any_bytes_give_a_request_or_an_error_of_ours(body: bytes, length: int | None) -> None:
     headers = {} if length is None else {HEADER_LENGTH: str(length)}

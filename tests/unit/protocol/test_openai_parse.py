@@ -366,7 +366,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values))
 def test_any_object_gives_a_request_or_a_refusal(body: dict[str, Any]) -> None:
     for base in ({}, {"model": "m", "messages": [USER], "prompt": "p", "input": "i"}):

@@ -58,7 +58,7 @@ def test_signatures_of_the_rfc(seed: str, public: str, message: str, signature: 
     assert ed25519_sign.sign(bytes.fromhex(seed), bytes.fromhex(message)).hex() == signature
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.binary(min_size=32, max_size=32), st.binary(max_size=200))
 def test_signatures_are_those_of_cryptography(seed: bytes, message: bytes) -> None:
     library = ed25519.Ed25519PrivateKey.from_private_bytes(seed)

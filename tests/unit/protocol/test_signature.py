@@ -65,7 +65,7 @@ def test_vectors_of_the_rfc(secret: str, public: str, message: str, signature: s
     assert sign(text, bytes.fromhex(secret), "k").signature == made
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.binary(min_size=32, max_size=32), st.binary(max_size=80), st.integers(0, 511), st.integers(0, 255))
 def test_both_verifiers_agree_on_random_and_damaged_input(seed: bytes, message: bytes, bit: int, key_bit: int) -> None:
     public, signature = public_key(seed), sign(message, seed, "k").signature
@@ -78,7 +78,7 @@ def test_both_verifiers_agree_on_random_and_damaged_input(seed: bytes, message: 
         assert verify_bytes(key, made, message) is False
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=40), st.binary(max_size=70), st.binary(max_size=20))
 def test_any_bytes_are_judged_without_an_exception(public: bytes, signature: bytes, message: bytes) -> None:
     assert ed25519.verify(public, signature, message) is verify_bytes(public, signature, message) is False

@@ -24,7 +24,7 @@ def parsed(chunks: list[bytes], max_event_bytes: int = 1 << 16) -> list[SseEvent
     return [found for chunk in chunks for found in parser.feed(chunk)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.text(max_size=30), max_size=5), st.lists(st.integers(0, 9), max_size=60))
 def test_events_survive_any_chunking(texts: list[str], sizes: list[int]) -> None:
     wire = b"".join(PING + event(text) for text in texts) + DONE
@@ -34,7 +34,7 @@ def test_events_survive_any_chunking(texts: list[str], sizes: list[int]) -> None
     assert found[-1].done
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=120), st.lists(st.integers(0, 5), max_size=40))
 def test_chunking_changes_nothing_for_any_bytes(wire: bytes, sizes: list[int]) -> None:
     def outcome(chunks: list[bytes]) -> list[SseEvent] | str:

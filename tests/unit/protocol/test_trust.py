@@ -21,7 +21,7 @@ tokens = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tokens)
 def test_a_join_string_comes_back(token: JoinToken) -> None:
     text = encode_join(token)
@@ -30,7 +30,7 @@ def test_a_join_string_comes_back(token: JoinToken) -> None:
     assert set(text) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_typing_error_is_noticed(data: st.DataObject) -> None:
     text = encode_join(TOKEN)
@@ -42,7 +42,7 @@ def test_any_typing_error_is_noticed(data: st.DataObject) -> None:
             decode_join(damaged)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=100))
 def test_any_text_is_judged(text: str) -> None:
     for candidate in (text, "mj1." + text):

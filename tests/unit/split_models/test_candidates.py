@@ -24,7 +24,7 @@ SHAPE = (1, 3, 96, 96)
 
 
 @given(graphs(most_nodes=9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_cut_in_order_is_there_and_each_set_of_tensors_once(graph: Graph) -> None:
     found = candidates(graph)
     assert {cut.id for cut in all_cuts(graph)} <= {cut.id for cut in found}
@@ -36,7 +36,7 @@ def test_every_cut_in_order_is_there_and_each_set_of_tensors_once(graph: Graph) 
 
 
 @given(graphs(most_nodes=7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_sharing_beats_the_candidates_and_the_endpoints(graph: Graph) -> None:
     """What brute force finds on the grid is an endpoint, a candidate, or crosses more than a cut may."""
     known = [frozenset(tensor.name for tensor in cut.crossing) for cut in candidates(graph)]
@@ -68,7 +68,7 @@ def test_a_cut_that_only_the_minimum_cut_finds_gives_the_whole_models_answer(
 
 
 @given(graphs(most_nodes=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nothing_is_lost_where_the_walk_over_the_grid_stops_early(graph: Graph) -> None:
     """Every sharing that a full walk finds is an endpoint, or its cut is among the candidates."""
     known = {frozenset(tensor.name for tensor in cut.crossing) for cut in candidates(graph)}

@@ -20,7 +20,7 @@ BANDWIDTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 
 @given(st.data(), graphs())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_it_equals_brute_force(data: st.DataObject, graph: Graph) -> None:
     costs = data.draw(costs_of(graph))
     found = min_cut(graph, costs)
@@ -30,7 +30,7 @@ def test_it_equals_brute_force(data: st.DataObject, graph: Graph) -> None:
 
 
 @given(st.data(), graphs(most_nodes=12), st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_order_of_the_nodes_does_not_matter(data: st.DataObject, graph: Graph, seed: int) -> None:
     costs = data.draw(costs_of(graph))
     moved, moved_costs, order = reordered(graph, costs, seed)
@@ -40,7 +40,7 @@ def test_the_order_of_the_nodes_does_not_matter(data: st.DataObject, graph: Grap
 
 
 @given(st.data(), graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_never_worse_than_either_endpoint(data: st.DataObject, graph: Graph) -> None:
     costs = data.draw(costs_of(graph))
     everything = frozenset(range(len(graph.nodes)))
@@ -80,7 +80,7 @@ def test_the_way_of_the_encoded_input_is_what_cloud_only_pays() -> None:
 
 
 @given(st.data(), graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_faster_way_up_never_costs_more(data: st.DataObject, graph: Graph) -> None:
     costs = data.draw(costs_of(graph))
     faster = Costs(costs.device_s, costs.server_s, {name: s / 2 for name, s in costs.tensor_s.items()})

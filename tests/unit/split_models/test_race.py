@@ -224,7 +224,7 @@ far_ends = st.sampled_from(["answers", "late", "closed", "full", "broken", "not 
 devices = st.sampled_from(["answers", "late", "full", "broken"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(far_ends, devices, st.booleans()), min_size=1, max_size=6))
 def test_whatever_fails_each_request_has_one_end(requests: list[tuple[str, str, bool]]) -> None:
     """Link and device do what they like, in turn and side by side: one report, an answer or a named error."""

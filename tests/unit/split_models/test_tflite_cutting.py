@@ -244,7 +244,7 @@ def drawn_graphs(draw: st.DrawFn) -> Drawn:
     return drawn
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=drawn_graphs())
 def test_every_cut_of_any_graph_gives_the_whole_answer(tmp_path: Path, run: Any, drawn: Drawn) -> None:
     prepared = prepare(drawn.save(tmp_path / "m.tflite"), {})

@@ -68,7 +68,7 @@ def test_inputs_are_read_without_the_runtime(tmp_path: Path, model_file: Callabl
 SOUND = int8_net().data()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flips=st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(1, 255)), min_size=1, max_size=6))
 def test_damaged_bytes_end_in_a_named_error_or_a_sound_model(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     data = bytearray(SOUND)
@@ -80,7 +80,7 @@ def test_damaged_bytes_end_in_a_named_error_or_a_sound_model(tmp_path: Path, fli
 STRUCTURE = chain("x", "a", "b", "y").data()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flips=st.lists(st.tuples(st.integers(8, len(STRUCTURE) - 1), st.integers(1, 255)), min_size=1, max_size=3))
 def test_damaged_structure_does_so_too(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     """This file is all tables and offsets, no weights."""
@@ -90,7 +90,7 @@ def test_damaged_structure_does_so_too(tmp_path: Path, flips: list[tuple[int, in
     _prepare_and_cut(tmp_path, bytes(data))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(length=st.integers(0, len(SOUND) - 1))
 def test_a_truncated_file_ends_in_a_named_error(tmp_path: Path, length: int) -> None:
     _prepare_and_cut(tmp_path, SOUND[:length])
