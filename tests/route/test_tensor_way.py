@@ -200,13 +200,14 @@ async def test_the_seam_moves_when_the_rate_falls_and_comes_back(
     far.proxy.set_rate(5_000)
     for _ in range(60):  # a hedge may answer before the arm moves
         await slow_user.boxes(page, CLS)
-        if moves(slow_near)[-1] == ("cloud", "device"):
+        if moves(slow_near)[-1][1] == "device":
             break
     far.proxy.set_rate(float("inf"))
     await until(slow_user, slow_near, page, "cloud", limit=200, model=CLS)
     assert all(event.status == "ok" for event in slow_near.done())
     assert moves(slow_near)[0] == ("device", "cloud")
-    assert ("cloud", "device") in moves(slow_near)
+    # A cut may have been tried on the way.
+    assert "device" in [new for _, new in moves(slow_near)[1:]] and "cloud" in [old for old, _ in moves(slow_near)]
 
 
 async def test_a_constant_link_never_moves_it_back(
