@@ -24,8 +24,8 @@ HOLES_RATIO = 0.25
 CONNECTIVITY = 32
 EXPANSION_ADD = 128
 EXPANSION_SEARCH = 192
-"""HNSW's M, ef_construction and ef_search (arXiv 1603.09320, section 4). With M = 16 and ef_search 96 the nearest of a
-million entries was found for 0.88 of the questions."""
+"""HNSW's M, ef_construction and ef_search (arXiv 1603.09320, section 4). Of a million entries the nearest was found for
+0.94 of the questions; with M = 16 and ef_search 96 for 0.88."""
 
 ADDED_TOGETHER = 1_000
 """From here on vectors are added by several threads, in an order that differs from run to run and can cost a link."""
