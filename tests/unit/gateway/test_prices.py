@@ -33,7 +33,9 @@ def test_a_price_in_another_unit_is_refused_by_its_name(value: float) -> None:
 
 @pytest.mark.parametrize("value", [0.0, 0.001, 0.15, 600.0])
 def test_prices_of_today_are_taken(value: float) -> None:
-    check_price(Price(value, value, value), "prices.m")
+    price = Price(value, value, value)
+    check_price(price, "prices.m")
+    assert price.usd(1_000_000, 1_000_000) == pytest.approx(2 * value)
 
 
 def test_the_step_out_of_a_price_per_token_names_the_number() -> None:

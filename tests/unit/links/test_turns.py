@@ -97,4 +97,5 @@ async def test_who_leaves_without_being_cancelled_takes_no_turn_along() -> None:
     gone = turns.mine()
     gone.send(None)
     gone.close()
-    await asyncio.wait_for(turns.mine(), 1.0)
+    done, left = await asyncio.wait([asyncio.create_task(turns.mine()) for _ in range(2)], timeout=5.0)
+    assert len(done) == 2 and not left, "who comes after it has its turn"

@@ -71,20 +71,24 @@ def test_every_frame_comes_back_as_it_was(frame: Any, request: int, flags: int) 
 @example(struct.pack(">BBBBI", VERSION, 2, 0, 0, 1))
 @example(struct.pack(">BBBBI", VERSION, 4, 0, 0, 1) + b"\xff" * 20)
 def test_garbage_is_a_protocol_error_and_nothing_else(data: bytes) -> None:
-    try:
-        decode(data)
-    except ProtocolError:
-        pass
+    _read(data)
 
 
 @given(frames, st.data())
 def test_a_damaged_frame_is_a_protocol_error_and_nothing_else(frame: Any, data: st.DataObject) -> None:
     whole = bytearray(encode(7, frame))
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    _read(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+
+
+def _read(data: bytes) -> None:
+    """A frame of the request that its head names, or our error."""
     try:
-        decode(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
-    except ProtocolError:
-        pass
+        framed = decode(data)
+    except ProtocolError as err:
+        assert err.message
+    else:
+        assert framed.request == struct.unpack_from(">I", data, 4)[0]
 
 
 def test_a_wrong_body_names_its_request_and_a_wrong_version_the_stream() -> None:
