@@ -4,6 +4,7 @@
 beside every trial another answer streams. Keys per engine: `*_stop_ms_p50`, `_p99`, `_max` per phase (wall clock) and
 `*_stop_cpu_ms_max` (what the process computed until the engine had stopped: the same on a busy machine); `ran` (queued
 requests of departed clients that were handed to the engine: 0), `lost` (tokens missing in the other streams: 0);
+`llama_server_read_tokens_max`: most prompt tokens still read for a client that had left, by the server's own count;
 `llama_server_ttft_ratio`: first token of a long prompt with its batch sized for this (`llama_server_batch_tokens`, from
 the prefill rate measured first), over one batch for all of it.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import statistics
 import sys
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -44,12 +47,16 @@ TTFT_PAIRS = 12
 
 @frozen
 class Trial:
-    """One cancellation. `inside`: the phase was met. stop_s, stop_cpu_s: until the engine had stopped."""
+    """One cancellation. `inside`: the phase was met. stop_s, stop_cpu_s: until the engine had stopped.
+
+    read_tokens: prompt tokens that the engine still read after the client had left, where it tells them.
+    """
 
     phase: str
     inside: bool
     stop_s: float
     stop_cpu_s: float
+    read_tokens: int = 0
 
 
 @define
@@ -68,6 +75,10 @@ class Outcome:
     def stops_cpu_s(self, phase: str) -> list[float]:
         """Processor seconds of the trials that met `phase`."""
         return [trial.stop_cpu_s for trial in self.trials if trial.phase == phase and trial.inside]
+
+    def read_tokens(self) -> list[int]:
+        """Prompt tokens read after the client had left, of the trials that met the prompt."""
+        return [trial.read_tokens for trial in self.trials if trial.phase == "prefill" and trial.inside]
 
 
 class Watched(WrappedTextEngine):
@@ -151,11 +162,15 @@ class Bench:
     async def _prefill(self) -> Trial:
         preparing = asyncio.create_task(self._engine.prepare(self._ask(PROMPT_WORDS), 60.0))
         await asyncio.sleep(self._draw.random() * 0.6 * self._prefill_s)
+        before = await self._prompt_tokens_read()
         inside = not preparing.done()
         timed = _Timed()
         await _cancel(preparing)
         await self._stopped()
-        return Trial("prefill", inside, *timed.now())
+        stop_s, stop_cpu_s = timed.now()
+        after = await self._prompt_tokens_read()
+        task = max(after, default=0)
+        return Trial("prefill", inside, stop_s, stop_cpu_s, after.get(task, 0) - before.get(task, 0))
 
     async def _decode(self) -> Trial:
         continuation = await self._engine.prepare(self._ask(3), 60.0)
@@ -177,10 +192,22 @@ class Bench:
             await asyncio.sleep(0.002)
 
     async def _busy_slots(self) -> int:
+        return sum(slot["is_processing"] for slot in await self._server_slots())
+
+    async def _prompt_tokens_read(self) -> dict[int, int]:
+        """By task, of the long prompts in the server's slots, the batch that runs included; empty in other engines."""
+        if not isinstance(self._native, EmbeddedLlamaServer):
+            return {}
+        slots = [slot for slot in await self._server_slots() if "params" in slot]
+        own = [slot for slot in slots if slot["params"]["n_predict"] != OTHER_TOKENS]
+        return {int(slot["id_task"]): int(slot["n_prompt_tokens"]) for slot in own}
+
+    async def _server_slots(self) -> list[dict[str, Any]]:
         assert isinstance(self._native, EmbeddedLlamaServer)
         address, key = await self._native.url(), await self._native.api_key()
         async with local_request(address, "/slots", None, key) as reply:
-            return (await reply.body()).count(b'"is_processing":true')
+            slots: list[dict[str, Any]] = json.loads(await reply.body())
+        return slots
 
 
 class _Timed:
@@ -256,6 +283,7 @@ def stops(name: str, outcome: Outcome) -> dict[str, object]:
         keys[f"{name}_{phase}_stop_ms_p99"] = 1e3 * percentile(wall_s, 0.99)
         keys[f"{name}_{phase}_stop_ms_max"] = 1e3 * max(wall_s)
         keys[f"{name}_{phase}_stop_cpu_ms_max"] = 1e3 * max(cpu_s)
+    keys[f"{name}_read_tokens_max"] = max(outcome.read_tokens())
     return keys
 
 

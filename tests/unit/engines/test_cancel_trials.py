@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +14,13 @@ from engines.llama_server import EmbeddedLlamaServer
 
 ModelFile = Callable[[str], Path]
 TRIALS = 100
-LIMIT_S = {EmbeddedLlamaCpp: 0.1, EmbeddedLlamaServer: 1.0}
-"""In processor seconds, which are the same on a busy machine: of a prompt, of a token, or of the batch that runs."""
+LIMIT_CPU_S = {EmbeddedLlamaCpp: 0.1, EmbeddedLlamaServer: 1.0}
+"""In processor seconds, which are nearly the same on a busy machine: of a token, or of a batch of prompts."""
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("made", list(LIMIT_S), ids=["llama-cpp", "llama-server"])
+@pytest.mark.parametrize("made", list(LIMIT_CPU_S), ids=["llama-cpp", "llama-server"])
 async def test_a_cancelled_request_stops_at_once_and_touches_nobody(
     model_file: ModelFile, made: type[EmbeddedLlamaCpp] | type[EmbeddedLlamaServer]
 ) -> None:
@@ -33,5 +34,11 @@ async def test_a_cancelled_request_stops_at_once_and_touches_nobody(
     for phase in PHASES:
         stops = outcome.stops_cpu_s(phase)
         assert len(stops) >= TRIALS // 8, f"hardly any trial met {phase}"
-        assert max(stops) < LIMIT_S[made], phase
+        if phase != "prefill" or made is EmbeddedLlamaCpp:
+            assert max(stops) < LIMIT_CPU_S[made], phase
+    # The server ends a prompt between two batches; the batch is sized to half the limit by the rate measured above, and
+    # a machine that has slowed since then makes it longer, not larger. The next one may have begun when the word came.
+    read_tokens, batch_tokens = outcome.read_tokens(), sized.get("batch_tokens", 0)
+    assert statistics.median(read_tokens) <= batch_tokens and max(read_tokens) <= 2 * batch_tokens
+    assert (max(read_tokens) > 0) == bool(sized), "the server told nothing of its prompts"
     assert engine.load().running == 0
