@@ -11,15 +11,14 @@ two models with two vocabularies, so that text crosses. An answer that ended bef
 with another prompt (`remade`).
 
 The law in numbers: the target's tokens lie within 0.25 nats of the best one of a one-shot pass over the same prefix.
-llama-cpp-python makes the pass for all of them, with the attention that the engines decode with; a token that lies
-further below there (`over_in_first_pass`) is put before the engine that made it, in a process of its own, which reads
-the same prefix in one go: other builds of llama.cpp round differently. What lies further below there too
-(`over_in_own_pass`) goes through passes in other micro-batches: further below in each of them is a violation. That the
-passes can tell is shown by answers of which the token before the seam is left out (`control_seen_ratio`).
-`over_as_it_went` counts those of `over_in_own_pass` that lie as far below when the engine reads the prefix as it did
-then, up to the seam as it was given it and its own tokens one by one. The same is done with answers that nobody moved
-(keys with `own_`, and `nats_worst_own` beside `nats_worst`). What the `nll_ratio` keys and `id_bytes_ratio` count is
-told in benchmarks/handoff_report.py.
+llama-cpp-python makes the pass for all of them, with the attention that the engines decode with. A token that lies
+further below there (`over_in_first_pass`) is made once more by the engine that made it, which begins with an empty
+cache, as it did then, and reads the answer that the reader got in the same pieces: if the same tokens come out, this is
+what the target generates from exactly that prefix (`made_again`). If not, the engine reads the prefix in one go, and
+what lies further below there too is a violation. That this judge can tell is shown by answers of which the token before
+the seam is left out (`control_seen_ratio`). The same is done with answers that nobody moved (keys with `own_`, and
+`nats_worst_own` beside `nats_worst`). What the `nll_ratio` keys and `id_bytes_ratio` count is told in
+benchmarks/handoff_report.py.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from benchmarks.handoff_plan import (
     plans,
 )
 from benchmarks.handoff_report import Outcome, answer_keys
-from benchmarks.handoff_score import Judged, judge
+from benchmarks.handoff_score import Judged, OwnAnswer, judge
 from benchmarks.handoff_stage import Actor, Batch, Binding, Phase, Stage, Watched, stage
 from benchmarks.report import arguments, percentile, publish
 from engines.peer import PeerEngine
@@ -69,7 +68,7 @@ from gateway.targets import AnswerLengths, Target, TargetBoard
 from protocol.errors import MidstreamError
 from protocol.events import HandedOver, RecordingEmit, SourceLost
 from protocol.policy import MigrationPolicy, Policy
-from protocol.text import Sampling, TextRequest, Token
+from protocol.text import Sampling, TextRequest
 
 MODEL = "pair"
 LONGEST_S = 24.4 * 60
@@ -101,11 +100,20 @@ class Strike:
     def __init__(self, plan: Plan, kill: Any) -> None:
         self.done = False
         self._plan, self._kill = plan, kill
+        self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self, phase: Phase) -> None:
-        if self._plan.phase == phase and not self.done:
-            self.done = True
-            asyncio.get_running_loop().call_later(self._plan.late_s, self._kill)
+        if self._plan.phase == phase and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._plan.late_s, self._strike)
+
+    def over(self) -> None:
+        """The answer was made; whoever still lives is spared."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _strike(self) -> None:
+        self.done = True
+        self._kill()
 
 
 class Bench:
@@ -115,7 +123,7 @@ class Bench:
         self.stage = set_
         self.quick = quick
         self.outcomes: list[Outcome] = []
-        self.own: dict[tuple[str, int], list[Token]] = {}
+        self.own: dict[tuple[str, int], OwnAnswer] = {}
         self.law = Law(set_.actors, self.own)
         self.notes: list[str] = []
         self.complete = True
@@ -139,9 +147,11 @@ class Bench:
         for actor in self.stage.actors.values():
             rates = []
             for number, prompt in enumerate(PROMPTS[:QUICK_PROMPTS] if self.quick else PROMPTS):
+                await actor.forget()
                 tokens, rate = await actor.run(prompt, QUICK_TOKENS[1] if self.quick else TOKENS[1])
                 rates.append(rate)
-                self.own[actor.name, number] = [t for t in tokens if t.data and t.id is not None]
+                said = [token for token in tokens if token.data and token.id is not None]
+                self.own[actor.name, number] = OwnAnswer(said, tuple(actor.heard))
             actor.tokens_per_s = percentile(rates, 0.5)
         if not self.quick:
             await self.measure_again()
@@ -167,6 +177,7 @@ class Bench:
         """Make one answer; returns when it was generated. Its reader may still read the rest of it."""
         device, cloud = self.stage.actors[plan.pair.device], self.stage.actors[plan.pair.cloud]
         r_c = self.reader_tokens_per_s(plan.pair)
+        await asyncio.gather(device.forget(), cloud.forget())
         device.generations.clear()
         cloud.generations.clear()
         self.stage.batches.clear()
@@ -182,6 +193,7 @@ class Bench:
         reading.add_done_callback(self._reading.discard)
         stalling = asyncio.create_task(self.stage.stall(*plan.stall)) if plan.stall else None
         await made.wait()
+        strike.over()
         if stalling is not None:
             stalling.cancel()
             await asyncio.wait({stalling})
@@ -189,7 +201,8 @@ class Bench:
         outcome.struck = strike.done
         outcome.moved = any(isinstance(event, HandedOver) for event in emit.events)
         outcome.lost_sides = sum(isinstance(event, SourceLost) for event in emit.events)
-        outcome.reads = outcome.reads_of(by_side)
+        if outcome.owned:
+            outcome.heard = tuple((device if outcome.owned[-1].side == "device" else cloud).heard)
         outcome.judged = judge(outcome.owned, by_side, owner.finish is not None, plan.max_tokens)
         outcome.batches = [evolve(batch, text=_text_of(batch, outcome.owned)) for batch in self.stage.batches]
         return outcome
@@ -367,7 +380,7 @@ async def run(json_file: Path | None, quick: bool, seed: int, limit_s: float, bo
         bench.save(complete=False)
         await bench.law.alone(bench.outcomes, began_s + limit_s)
         await asyncio.to_thread(bench.law.score, bench.outcomes, files, began_s + limit_s)
-        await bench.law.ask(files, began_s + limit_s)
+        await bench.law.ask(began_s + limit_s)
         bench.notes += bench.law.notes
         bench.complete = bench.complete and bench.law.complete
     return bench

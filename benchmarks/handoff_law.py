@@ -1,14 +1,9 @@
 """The law in numbers, over all answers of the handoff bench: first one pass for all, then the engines themselves.
 
-A one-shot pass by one build of llama.cpp judges what several builds made; each rounds in its own way. So a token that
-lies too far below the best one there goes to the engine that made it, freshly started, which reads the same prefix in
-one go, and then through passes in other micro-batches (benchmarks/handoff_passes.py). One that lies too far below in
-each of them is a violation. Answers that nobody moved are measured alike: they tell what rounding alone does.
-
-One that lies too far below in its engine's pass is also read as it went: the prefix up to the seam as the engine was
-given it, then the engine's own tokens one by one. llama.cpp rounds differently by how many tokens it reads at once,
-always the same for the same: a token that is the best one there is what the engine makes of exactly this prefix. What
-it still had of the beginning is not known, so that a few ways are tried.
+A one-shot pass by one build of llama.cpp judges what several builds made in other pieces; each rounds in its own way.
+So a token that lies too far below the best one there goes to the engine that made it (benchmarks/handoff_again.py). One
+that the engine does not make again, and that lies too far below in its own one-shot pass as well, is a violation.
+Answers that nobody moved are judged alike, and so are answers that break the law on purpose.
 
 What the target writes behind a seam is its own greedy continuation of a text that another model wrote. `alone` has the
 target continue the same text, as its prompt and moved by nobody: what `nll_ratio` is more than that is the handoff's.
@@ -16,34 +11,35 @@ target continue the same text, as its prompt and moved by nobody: what `nll_rati
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 
 from attrs import evolve
 
-from benchmarks.handoff_passes import Question, put
+from benchmarks.handoff_again import Read, as_reads, forget, made_again
 from benchmarks.handoff_plan import PROMPTS, Pair
 from benchmarks.handoff_report import Likelihood, Outcome
-from benchmarks.handoff_score import NATS, Oracle, Own, Scored, Suspect, as_it_went, own_pass
+from benchmarks.handoff_score import NATS, Oracle, Own, OwnAnswer, Scored, Suspect, own_pass
 from benchmarks.handoff_stage import CONTEXT_TOKENS, Actor
 from protocol.text import Token
 
 ORACLE_S = 4.0
 """Less than this is too little to load a model and score with it."""
 
-OWN_PASSES_SHARE = 0.25
-"""Of the time for scoring, kept for the engines' own passes; each takes some 50 ms on a quiet machine."""
+ASKING_SHARE = 0.3
+"""Of the time for scoring, kept for asking the engines; a token takes some 0.3 s on a quiet machine."""
 
 ALONE_SHARE = 0.2
 """Of the time for scoring, at most, to have targets go on from prompts, about a second each on a quiet machine."""
 
-MOST_CONTROLS = 12
-"""Of each model: answers that are held against a prefix that lacks a token."""
+MOST_CONTROLS = 6
+"""Of each engine: answers that are held against a prefix that lacks a token."""
+
+CONTROL_SUSPECTS = 3
+"""Tokens of such an answer that are asked about, at most."""
 
 CONTROL_TOKENS = 8
 """Fewer tokens behind the seam say little."""
@@ -60,31 +56,29 @@ class Law:
         own: answers that nobody moved, by actor and number of the prompt.
     """
 
-    def __init__(self, actors: Mapping[str, Actor], own: Mapping[tuple[str, int], Sequence[Token]]) -> None:
+    def __init__(self, actors: Mapping[str, Actor], own: Mapping[tuple[str, int], OwnAnswer]) -> None:
         self.notes: list[str] = []
         self.complete = True
         self._actors, self._own = actors, own
         self._suspects: list[tuple[Outcome | None, Suspect]] = []
         self._worst: dict[bool, dict[str, float]] = {True: {}, False: {}}
-        self._over: list[tuple[Outcome | None, Suspect]] = []
-        self._own_violations = 0
-        self._went: list[tuple[bool, float]] = []
-        self._controls: dict[str, list[Question]] = {}
+        self._made_again = {True: 0, False: 0}
+        self._over = {True: 0, False: 0}
+        self._controls: dict[str, list[list[Suspect]]] = {}
         self._controls_seen: list[bool] = []
 
     def keys(self) -> dict[str, object]:
-        """Worst distances in nats by engine and model, and how often somebody was asked twice."""
+        """Worst distances in nats by engine and model, and what came of those too far below."""
+        first = sum(outcome is not None for outcome, _ in self._suspects)
         return {
-            "over_in_first_pass": sum(outcome is not None for outcome, _ in self._suspects),
-            "own_over_in_first_pass": sum(outcome is None for outcome, _ in self._suspects),
-            "over_in_own_pass": sum(outcome is not None for outcome, _ in self._over),
-            "own_over_in_own_pass": sum(outcome is None for outcome, _ in self._over),
-            "own_law_violations": self._own_violations,
+            "over_in_first_pass": first,
+            "made_again": self._made_again[True],
+            "over_in_own_pass": self._over[True],
+            "own_over_in_first_pass": len(self._suspects) - first,
+            "own_made_again": self._made_again[False],
+            "own_law_violations": self._over[False],
             "controls": len(self._controls_seen),
             "control_seen_ratio": fmean(self._controls_seen) if self._controls_seen else None,
-            "over_as_it_went": sum(moved and nats > NATS for moved, nats in self._went),
-            "own_over_as_it_went": sum(not moved and nats > NATS for moved, nats in self._went),
-            "nats_worst_as_it_went": max((round(nats, 3) for _, nats in self._went), default=None),
             "nats_worst": {name: round(nats, 3) for name, nats in sorted(self._worst[True].items())},
             "nats_worst_own": {name: round(nats, 3) for name, nats in sorted(self._worst[False].items())},
         }
@@ -103,7 +97,7 @@ class Law:
 
     def score(self, outcomes: Sequence[Outcome], files: Mapping[str, Path], end_s: float) -> None:
         """Likelihoods of all answers, and the tokens that are to be asked about; blocks."""
-        end_s -= OWN_PASSES_SHARE * max(0.0, end_s - time.monotonic())
+        end_s -= ASKING_SHARE * max(0.0, end_s - time.monotonic())
         for model, file in files.items():
             if end_s - time.monotonic() < ORACLE_S:
                 self._cut_short(f"there was no time to score what {model} made")
@@ -114,60 +108,26 @@ class Law:
             finally:
                 oracle.close()
 
-    async def ask(self, files: Mapping[str, Path], end_s: float) -> None:
-        """Put what lies too far below before the engines themselves, each in a new process: nothing is cached; then
-        through the other passes.
-        """
-        for name in sorted({suspect.actor for _, suspect in self._suspects}):
-            actor = self._actors[name]
+    async def ask(self, end_s: float) -> None:
+        """Put what lies too far below before the engines themselves, each in a new process, and the controls."""
+        for name, actor in self._actors.items():
+            asked = [(outcome, suspect) for outcome, suspect in self._suspects if suspect.actor == name]
+            controls = self._controls.get(name, [])
+            if not asked and not controls:
+                continue
             actor.kill()
             await actor.revive()
-            for outcome, suspect in self._suspects:
-                if suspect.actor != name:
-                    continue
+            for outcome, suspect in asked:
                 if time.monotonic() > end_s:
                     self._cut_short(f"there was no time to ask {name} about all tokens; the first pass counts")
-                in_time = time.monotonic() <= end_s
-                self.settle(outcome, suspect, await own_pass(actor, suspect) if in_time else suspect.nats)
-        await asyncio.to_thread(self._pass_again, files, end_s)
-        for outcome, suspect in self._over:
-            await self._read_again(outcome, suspect, end_s)
-
-    def _pass_again(self, files: Mapping[str, Path], end_s: float) -> None:
-        """The verdict on what lay too far below in its engine's own pass, and the controls; blocks."""
-        for model, file in files.items():
-            over = [(one, suspect) for one, suspect in self._over if self._actors[suspect.actor].model == model]
-            asked = [Question(suspect.ids, (suspect.token,), [suspect.nats]) for _, suspect in over]
-            if not put(asked, partial(Oracle, file, CONTEXT_TOKENS // 2), NATS, end_s):
-                self._cut_short("there was no time for all passes over tokens beyond the bound")
-            for (outcome, suspect), question in zip(over, asked, strict=True):
-                self.judge(outcome, suspect, question.nats[0])
-        for model, file in files.items():
-            controls = self._controls.get(model, [])
-            if put(controls, partial(Oracle, file, CONTEXT_TOKENS // 2), NATS, end_s):
-                self._controls_seen += [max(control.nats) > NATS for control in controls]
-            else:
-                self.notes.append(f"there was no time for the controls of {model}")
-
-    async def _read_again(self, outcome: Outcome | None, suspect: Suspect, end_s: float) -> None:
-        """In the ways it may have gone, each by a new process, until the token is the best one; what there was no time
-        for counts as over the bound.
-        """
-        actor, nearest, tried = self._actors[suspect.actor], suspect.nats, 0
-        for way in suspect.ways():
-            if time.monotonic() > end_s:
-                self._cut_short("there was no time to read again all prefixes of tokens over the bound")
-                break
-            actor.kill()
-            await actor.revive()
-            nearest, tried = min(nearest, await as_it_went(actor, suspect, way)), tried + 1
-            if nearest <= 0.0:
-                break
-        self._went.append((outcome is not None, nearest))
-        self.notes.append(
-            f"{suspect.nats:.2f} nats below in the first pass, {suspect.actor}: {nearest:.3f} as it went "
-            f"({tried} ways tried), {len(suspect.ids) - suspect.given} tokens of its own behind {suspect.given}"
-        )
+                    self.judge(outcome, suspect, False, suspect.nats)
+                else:
+                    self.judge(outcome, suspect, *await verdict(actor, suspect))
+            for control in controls:
+                if time.monotonic() > end_s:
+                    self.notes.append(f"there was no time for all controls of {name}")
+                    break
+                self._controls_seen.append(await _seen(actor, control))
 
     def _cut_short(self, note: str) -> None:
         self.complete = False
@@ -196,40 +156,45 @@ class Law:
 
     def _score_one(self, own: Own, outcome: Outcome, actor: Actor) -> None:
         read_tokens, after = outcome.at_last_seam()
-        before = _before(own.oracle, outcome, read_tokens)
+        ids_of = own.oracle.answer_ids if outcome.plan.pair.crosses == "ids" else own.oracle.answer_text_ids
+        before = ids_of(read_tokens)
         scored = own.oracle.score(outcome.plan.prompt, before, [t.id for t in after if t.id is not None])
-        read = _read(own.oracle, outcome, read_tokens, before)
-        self._suspects += [(outcome, suspect) for suspect in scored.suspects(actor.name, before, after, read)]
+        reads = as_reads(outcome.heard, scored.head, ids_of)
+        self._suspects += [(outcome, suspect) for suspect in scored.suspects(actor.name, before, after, reads)]
         self._seen(outcome, actor.name, max((nats for nats in scored.nats if nats <= NATS), default=0.0))
         if outcome.clean and outcome.moved and after:
-            self._keep_control(own.model, outcome, scored.head, before, after)
+            self._keep_control(own.oracle, actor.name, outcome, before, after)
             _compare(own, outcome, scored, len(before))
             _compare_alone(own, outcome, read_tokens, len(before))
 
     def _keep_control(
-        self, model: str, outcome: Outcome, head: Sequence[int], before: Sequence[int], after: Sequence[Token]
+        self, oracle: Oracle, name: str, outcome: Outcome, before: Sequence[int], after: Sequence[Token]
     ) -> None:
         """An answer without the token before its seam: what was made behind it must not pass for right."""
-        kept = self._controls.setdefault(model, [])
-        made = tuple(token.id for token in after if token.id is not None)
-        if outcome.plan.pair.crosses == "ids" and before and len(made) >= CONTROL_TOKENS and len(kept) < MOST_CONTROLS:
-            kept.append(Question((*head, *before[:-1]), made, [float("inf")] * len(made)))
-
-    def settle(self, outcome: Outcome | None, suspect: Suspect, nats: float) -> None:
-        """What the engine itself says of a token; without an outcome it is of an answer that nobody moved."""
-        if nats <= NATS:
-            self._seen(outcome, suspect.actor, nats)
-        else:
-            self._over.append((outcome, evolve(suspect, nats=min(nats, suspect.nats))))
-
-    def judge(self, outcome: Outcome | None, suspect: Suspect, nats: float) -> None:
-        """What all passes say: the least distance is the token's."""
-        self._seen(outcome, suspect.actor, nats)
-        if nats <= NATS:
+        kept = self._controls.setdefault(name, [])
+        if outcome.plan.pair.crosses != "ids" or not before or len(kept) >= MOST_CONTROLS:
             return
-        wrong = f"a token of {suspect.actor} lies {nats:.2f} nats and more below the best one of each pass"
+        made = [token.id for token in after if token.id is not None]
+        if len(made) >= CONTROL_TOKENS:
+            scored = oracle.score(outcome.plan.prompt, before[:-1], made)
+            reads = (Read(None, (*scored.head, *before[:-1])),)
+            kept.append(scored.suspects(name, before[:-1], after, reads)[:CONTROL_SUSPECTS])
+
+    def judge(self, outcome: Outcome | None, suspect: Suspect, again: bool, nats: float) -> None:
+        """What the engine itself says; without an outcome it is of an answer that nobody moved.
+
+        Args:
+            again: it made the token once more.
+            nats: how far the token lies below, in the nearest one-shot pass.
+        """
+        moved = outcome is not None
+        self._seen(outcome, suspect.actor, nats)
+        self._made_again[moved] += again
+        if again or nats <= NATS:
+            return
+        self._over[moved] += 1
+        wrong = f"{suspect.actor} does not make its token {len(suspect.ids)} again, {nats:.2f} nats below its best one"
         if outcome is None:
-            self._own_violations += 1
             self.notes.append(f"in an answer that nobody moved {wrong}")
         else:
             outcome.judged = evolve(outcome.judged, violations=(*outcome.judged.violations, wrong))
@@ -239,20 +204,21 @@ class Law:
         worst[actor] = max(worst.get(actor, 0.0), nats)
 
 
-def _before(oracle: Oracle, outcome: Outcome, tokens: Sequence[Token]) -> list[int]:
-    """The answer before the last seam in the target's ids."""
-    if outcome.plan.pair.crosses == "ids":
-        return [token.id for token in tokens if token.id is not None]
-    return oracle.ids(b"".join(token.data for token in tokens)) if tokens else []
+async def verdict(actor: Actor, suspect: Suspect) -> tuple[bool, float]:
+    """Whether the engine makes the token again, and how far the token lies below in the nearest one-shot pass."""
+    if await made_again(actor, suspect.reads, suspect.ids, suspect.token):
+        return True, suspect.nats
+    await forget(actor)
+    return False, min(suspect.nats, await own_pass(actor, suspect))
 
 
-def _read(oracle: Oracle, outcome: Outcome, tokens: Sequence[Token], before: Sequence[int]) -> list[int]:
-    """Where in `before` the target had read it up to when it was given more."""
-    found = []
-    for count in outcome.reads:
-        part = _before(oracle, outcome, tokens[:count])
-        found.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(part, before, strict=False))))
-    return found
+async def _seen(actor: Actor, control: Sequence[Suspect]) -> bool:
+    """Whether one of these tokens is found to be a violation."""
+    for suspect in control:
+        again, nats = await verdict(actor, suspect)
+        if not again and nats > NATS:
+            return True
+    return False
 
 
 def _compare(own: Own, outcome: Outcome, scored: Scored, at: int) -> None:

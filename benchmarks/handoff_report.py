@@ -18,14 +18,15 @@ crosses however the answer does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from attrs import define, field
 
+from benchmarks.handoff_again import Heard
 from benchmarks.handoff_plan import CROSSINGS, PHASES, VICTIMS, Plan
 from benchmarks.handoff_score import Judged, ratio_of_means, text_bytes
-from benchmarks.handoff_stage import Batch, Generation
+from benchmarks.handoff_stage import Batch
 from benchmarks.report import percentile
 from gateway.pacing import DeliveryMeter
 from gateway.stops import Owned
@@ -44,8 +45,8 @@ class Likelihood:
 class Outcome:
     """One answer as it went. `struck`: the kill happened. `whole`, `rest`: of all of it, and behind the last seam.
 
-    reads: tokens of the answer that its last target had read when it was given more. alone: what that target makes of
-    the text before the last seam as its prompt, if it was asked; alone_rest: of that.
+    heard: what the engine that made its end was given to read meanwhile. alone: what that one makes of the text before
+    the last seam as its prompt, if it was asked; alone_rest: of that.
     """
 
     plan: Plan
@@ -61,7 +62,7 @@ class Outcome:
     batches: list[Batch] = field(factory=list)
     whole: Likelihood | None = None
     rest: Likelihood | None = None
-    reads: tuple[int, ...] = ()
+    heard: tuple[Heard, ...] = ()
     alone: list[Token] = field(factory=list)
     alone_rest: Likelihood | None = None
 
@@ -75,11 +76,6 @@ class Outcome:
         at = self._last_seam
         before, after = ([one.token for one in part if one.token.data] for part in (self.owned[:at], self.owned[at:]))
         return before, after
-
-    def reads_of(self, made: Mapping[str, Sequence[Generation]]) -> tuple[int, ...]:
-        """How the one that made the end of the answer was given what is before it. made: by side, in order."""
-        found = [one for one in made[self.owned[-1].side] if one.at == self._last_seam] if self.owned else []
-        return tuple(found[-1].reads) if found else ()
 
     @property
     def clean(self) -> bool:

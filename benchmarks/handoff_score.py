@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
+from benchmarks.handoff_again import Heard, Read, as_reads
 from benchmarks.handoff_plan import PROMPTS
 from benchmarks.handoff_stage import Batch, Generation
 from gateway.stops import Owned
@@ -95,9 +96,8 @@ def text_bytes(batch: Batch) -> int:
 class Suspect:
     """A token that lies too far below the best one of the first pass: the engine that made it is asked itself.
 
-    ids: prompt and answer before it; the engine was given the first `given` of them, and made the others itself. nats:
-    how far it lies below in the first pass. reads: places up to which the engine had read what it was given before it
-    was given more; the prompt's end first.
+    ids: prompt and answer before it. nats: how far it lies below in the first pass. reads: what the engine was given to
+    read when it made it.
     """
 
     actor: str
@@ -105,18 +105,7 @@ class Suspect:
     token: int
     data: bytes
     nats: float
-    given: int
-    reads: tuple[int, ...] = ()
-
-    def ways(self) -> list[tuple[int, ...]]:
-        """Places up to which the engine may have read what it was given, one after the other: at once or as it was
-        given it, with or without the first token that it made meanwhile, and with a beginning that its cache still had.
-        """
-        told = self.reads[1:]
-        parts = [told, (*told, *(place + 1 for place in told)), ()]
-        begun = [(), (1,), (2,), self.reads[:1], (1, *self.reads[:1])]
-        found = [(*first, *then, self.given) for then in parts for first in begun]
-        return list(dict.fromkeys(tuple(sorted({n for n in way if 0 < n <= self.given})) for way in found))
+    reads: tuple[Read, ...] = ()
 
 
 @frozen
@@ -128,14 +117,13 @@ class Scored:
     head: tuple[int, ...] = field(repr=False)
 
     def suspects(
-        self, actor: str, before: Sequence[int], after: Sequence[Token], read: Sequence[int] = ()
+        self, actor: str, before: Sequence[int], after: Sequence[Token], reads: tuple[Read, ...] = ()
     ) -> list[Suspect]:
-        """Those of the later tokens that lie further below than the law allows. read: of `before`, as in Suspect."""
+        """Those of the later tokens that lie further below than the law allows. reads: as in Suspect."""
         ids = [token.id for token in after if token.id is not None]
         given = (*self.head, *before)
-        reads = (len(self.head), *(len(self.head) + place for place in read))
         return [
-            Suspect(actor, (*given, *ids[:place]), ids[place], after[place].data, nats, len(given), reads)
+            Suspect(actor, (*given, *ids[:place]), ids[place], after[place].data, nats, reads)
             for place, nats in enumerate(self.nats)
             if nats > NATS
         ]
@@ -167,6 +155,17 @@ class Oracle:
         """Token ids as the engines make them of a prompt or of an answer so far."""
         return list(self._model.tokenize(text, add_bos=prompt, special=prompt))
 
+    def answer_ids(self, answer: Sequence[int | Token]) -> list[int]:
+        """The ids of an answer so far, given as ids or as tokens with them."""
+        ids = [one.id if isinstance(one, Token) else one for one in answer]
+        return [one for one in ids if one is not None]
+
+    def answer_text_ids(self, answer: Sequence[int | Token]) -> list[int]:
+        """The same where text crossed: of tokens counts their text alone."""
+        if not answer or isinstance(answer[0], int):
+            return self.answer_ids(answer)
+        return self.ids(b"".join(one.data for one in answer if isinstance(one, Token)))
+
     def below(self, given: Sequence[int], made: Sequence[int]) -> list[float]:
         """How far below the best one each token of `made` lies, behind `given` and those of `made` before it."""
         best, chosen, _ = self._pass(given, made)
@@ -192,23 +191,32 @@ class Oracle:
         return Scored(tuple((totals - chosen).tolist()), tuple(nats.tolist()), tuple(head))
 
 
+@frozen
+class OwnAnswer:
+    """An engine's answer that nobody moved, and what the engine was given to read meanwhile."""
+
+    tokens: Sequence[Token]
+    heard: tuple[Heard, ...] = ()
+
+
 class Own:
     """A model's own answers, which nobody moved: by which engine, to which prompt, as tokens.
 
     suspects: tokens that lie too far below. nats: how far the worst of the others lies below, by engine.
     """
 
-    def __init__(self, oracle: Oracle, model: str, answers: Mapping[tuple[str, int], Sequence[Token]]) -> None:
+    def __init__(self, oracle: Oracle, model: str, answers: Mapping[tuple[str, int], OwnAnswer]) -> None:
         self.oracle, self.model = oracle, model
         self.suspects: list[Suspect] = []
         self.nats: dict[str, float] = {}
         self._nll: dict[tuple[str, int], tuple[float, ...]] = {}
-        for (actor, number), tokens in answers.items():
-            ids = [token.id for token in tokens if token.id is not None]
+        for (actor, number), answer in answers.items():
+            tokens, ids = answer.tokens, [token.id for token in answer.tokens if token.id is not None]
             if not actor.endswith(f":{model}") or not ids:
                 continue
             scored = oracle.score(PROMPTS[number], [], ids)
-            self.suspects += scored.suspects(actor, [], tokens)
+            reads = as_reads(answer.heard, scored.head, oracle.answer_ids)
+            self.suspects += scored.suspects(actor, [], tokens, reads)
             within = [nats for nats in scored.nats if nats <= NATS]
             self.nats[actor] = max([self.nats.get(actor, 0.0), *within])
             self._nll[actor, number] = scored.nll
@@ -233,18 +241,6 @@ class Asked(Protocol):
 
 async def own_pass(actor: Asked, suspect: Suspect) -> float:
     """How far the token lies below the best one when its engine itself reads the same prefix in one go."""
-    return _below(await _next(actor, suspect.ids), suspect)
-
-
-async def as_it_went(actor: Asked, suspect: Suspect, way: Sequence[int]) -> float:
-    """How far the token lies below the best one when its engine, which has nothing of it in its cache, reads the same
-    prefix as it did then: what it was given by `way`, then its own tokens one by one, whatever it would choose now.
-
-    Each request finds the one before in the engine's cache, and evaluates the rest: one token alone, as decoding does.
-    """
-    sizes = [*way, *range(suspect.given + 1, len(suspect.ids) + 1)]
-    for size in sizes[:-1]:
-        await _next(actor, suspect.ids[:size])
     return _below(await _next(actor, suspect.ids), suspect)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
-from engines.llama_server_child import ChildLlamaServer
+from benchmarks.handoff_again import Heard, HeardLlamaServer, forget
 from engines.peer import PeerEngine
 from engines.peer_host import HostedStreams, serve_stream
 from engines.port import Continuation, EngineLoad, TextEngine
@@ -42,13 +42,10 @@ Phase = Literal["prepare", "extend", "cut-over", "after"]
 
 @define
 class Generation:
-    """What one continuation of an engine was given, and what it made. reads: tokens of `prefix` whenever it had read
-    what it was given so far.
-    """
+    """What one continuation of an engine was given, and what it made."""
 
     prefix: list[Token]
     made: list[Token] = field(factory=list)
-    reads: list[int] = field(factory=list)
 
     @property
     def at(self) -> int:
@@ -59,22 +56,36 @@ class Generation:
 class Actor:
     """One engine with one model in a process of its own: a TextEngine that records, dies and comes back."""
 
+    slots = 2
+
     def __init__(self, binding: Binding, model: str, file: Path) -> None:
         self.name = f"{binding}:{model}"
         self.model = model
         self.tokens_per_s = 0.0
         self.vocabulary: str | None = None
         self.generations: list[Generation] = []
+        self._given: list[Heard] = []
         self._binding = binding
         self._file = file
         self._engine = self._make()
         self._killed = False
 
-    def _make(self) -> WorkerEngine | ChildLlamaServer:
+    def _make(self) -> WorkerEngine | HeardLlamaServer:
+        sizes = {"context_tokens": CONTEXT_TOKENS, "threads": 1, "slots": self.slots}
         if self._binding == "llama_server":
-            return ChildLlamaServer(self._file, context_tokens=CONTEXT_TOKENS, threads=1, slots=2, name=self.name)
-        settings = {"model_path": str(self._file), "context_tokens": CONTEXT_TOKENS, "threads": 1, "slots": 2}
+            return HeardLlamaServer(self._file, name=self.name, **sizes)
+        settings = {"model_path": str(self._file), **sizes}
         return WorkerEngine("engines.llama_cpp:EmbeddedLlamaCpp", settings, name=self.name)
+
+    @property
+    def heard(self) -> list[Heard]:
+        """What its engine was given to read since it forgot."""
+        return self._engine.heard if isinstance(self._engine, HeardLlamaServer) else self._given
+
+    async def forget(self) -> None:
+        """Have nothing of any answer in the engine's cache."""
+        await forget(self)
+        self.heard.clear()
 
     def kill(self) -> None:
         """SIGKILL its process."""
@@ -115,8 +126,17 @@ class Actor:
         return await self._engine.capabilities()
 
     async def prepare(self, request: TextRequest, deadline_s: float) -> Continuation:
-        generation = Generation(list(request.prefix), reads=[len(request.prefix)])
-        return _Recorded(self, generation, await self._engine.prepare(request, deadline_s))
+        continuation = await self._engine.prepare(request, deadline_s)
+        self.given(request, request.prefix)
+        return _Recorded(self, request, continuation)
+
+    def given(self, request: TextRequest, answer: Sequence[Token]) -> None:
+        """Its engine has read the request's prompt and this much of the answer."""
+        if isinstance(request.prompt, str):
+            prompt: str | tuple[int, ...] = request.prompt
+        else:
+            prompt = tuple(part for part in request.prompt if isinstance(part, int))
+        self._given.append(Heard(self._engine.process_id, prompt, tuple(answer)))
 
     async def tokenize(self, data: bytes) -> tuple[int, ...]:
         return await self._engine.tokenize(data)
@@ -134,9 +154,10 @@ class Actor:
 class _Recorded(WrappedContinuation):
     """Continuation of an Actor."""
 
-    def __init__(self, actor: Actor, generation: Generation, inner: Continuation) -> None:
+    def __init__(self, actor: Actor, request: TextRequest, inner: Continuation) -> None:
         super().__init__(inner)
-        self._actor, self._generation = actor, generation
+        self._actor, self._request = actor, request
+        self._generation = Generation(list(request.prefix))
 
     def spoken(self) -> Token | None:
         """Nothing: every token is to be recorded as it is read."""
@@ -145,7 +166,7 @@ class _Recorded(WrappedContinuation):
     async def extend(self, tokens: Sequence[Token]) -> None:
         await self._inner.extend(tokens)
         self._generation.prefix.extend(tokens)
-        self._generation.reads.append(len(self._generation.prefix))
+        self._actor.given(self._request, self._generation.prefix)
 
     async def start(self, at: int, ahead_tokens: int) -> AsyncIterator[Token]:
         self._actor.generations.append(self._generation)
@@ -239,6 +260,7 @@ class Stage:
     """Engines, the server that hosts them, and a shaped link to it. `batches`: what crossed by handoff."""
 
     actors: dict[str, Actor]
+    hosted: HostedStreams
     proxy: ShaperProxy
     link: HttpLink
     draw: random.Random
@@ -269,9 +291,10 @@ class Stage:
             self.proxy.set_rate(float("inf"))
 
     async def mend(self) -> None:
-        """Everything that was killed or cut works again."""
+        """Everything that was killed or cut works again, and nothing waits for the owner of an answer that is over."""
         self.proxy.restore()
         self.proxy.set_rate(float("inf"))
+        await self.hosted.close()
         for actor in self.actors.values():
             await actor.revive()
 
@@ -292,7 +315,7 @@ async def stage(actors: Sequence[Actor], draw: random.Random) -> AsyncIterator[S
     try:
         for actor in actors:
             await actor.warm()
-        yield Stage(by_name, proxy, link, draw)
+        yield Stage(by_name, streams, proxy, link, draw)
     finally:
         await link.close()
         await proxy.close()
