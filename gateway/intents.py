@@ -60,8 +60,7 @@ class IntentModel:
         """By a softmax over the lanes' sums; texts of any length have logits of one size."""
         best = max(lanes)
         unit = self.scale / sqrt(tokens or 1)
-        top = unit * best
-        likely = sum([exp(unit * lane - top) for lane in lanes])
+        likely = sum([exp(unit * (lane - best)) for lane in lanes])
         return Intent(self.names[lanes.index(best)], 1.0 / likely)
 
 

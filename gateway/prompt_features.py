@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 from attrs import define
 
@@ -58,7 +58,7 @@ class Features:
 
     def keys(self) -> Iterator[Key]:
         """All of them, some perhaps more than once."""
-        return chain(self.words, zip(self.words, self.words[1:], strict=False), self.signs, self.pairs)
+        return chain(self.words, pairwise(self.words), self.signs, self.pairs)
 
 
 def features(text: str) -> Features:

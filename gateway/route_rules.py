@@ -44,25 +44,19 @@ def first_match(rules: tuple[RouteRule, ...], facts: Facts) -> int | None:
     """Index of the first rule whose conditions all hold."""
     intent = facts.intent
     for at, rule in enumerate(rules):
-        wanted = rule.when.intent
+        when = rule.when
         # Most rules are passed over by their intent, before anything else of them is looked at.
-        if (not wanted or intent in wanted) and matches(rule.when, facts):
+        if (not when.intent or intent in when.intent) and _fits(when, facts):
             return at
     return None
 
 
-def matches(when: RouteWhen, facts: Facts) -> bool:
-    """Whether every condition that is given holds."""
-    if when.intent and facts.intent not in when.intent:
-        return False
+def _fits(when: RouteWhen, facts: Facts) -> bool:
+    """Whether every condition that is given holds, the intent's aside."""
     if when.estimated_complexity and facts.band not in when.estimated_complexity:
         return False
     if when.labels and any(facts.labels.get(name) != value for name, value in when.labels.items()):
         return False
-    return _fits(when, facts)
-
-
-def _fits(when: RouteWhen, facts: Facts) -> bool:
     if facts.prompt_tokens < when.min_prompt_tokens:
         return False
     if when.max_prompt_tokens is not None and facts.prompt_tokens > when.max_prompt_tokens:

@@ -31,13 +31,14 @@ TOKENS_PER_CHARACTER, TOKENS_PER_CHARACTER_ZH = 0.25, 0.7
 
 @frozen
 class InForce:
-    """What follows from a policy alone. armed: routes to the edge count. reasons: of each rule. reach: of level 3.
-    base: the cloud's threshold in words.
+    """What follows from a policy alone. armed: routes to the edge count. reasons, edges: of each rule, why it decides
+    and whether it names this machine. reach: of level 3. base: the cloud's threshold in words.
     """
 
     policy: Policy
     armed: bool
     reasons: tuple[str, ...]
+    edges: tuple[bool, ...]
     reach: Reach
     base: str
 
@@ -57,13 +58,15 @@ def unmoved(facts: Facts, edge: Side, cloud: Side, now: InForce) -> Verdict | No
 
     A hard prompt goes to the cloud: the device answers it only when nothing else may.
     """
-    if facts.hard and cloud.up:
+    if not cloud.up:
+        return None
+    if facts.hard:
         return Verdict(cloud, "heuristic", "a hard question, short or not")
     routing, reach = now.policy.routing, now.reach
-    if facts.tools and routing.tools_in_cloud and cloud.up:
+    if facts.tools and routing.tools_in_cloud:
         return Verdict(cloud, "heuristic", "tools are called by the cloud: policy.routing.tools_in_cloud")
     hardness = facts.complexity
-    if reach.least <= hardness < reach.most or not (edge.up and cloud.up):
+    if reach.least <= hardness < reach.most or not edge.up:
         return None
     if hardness < routing.cloud_threshold:
         return Verdict(edge, "heuristic", f"complexity {hardness:.2f} is below {now.base}, whatever moves that")
@@ -135,7 +138,7 @@ class PolicyRouter:
     def facts(self, chat: ChatRequest, caller: Caller, routing: RoutingPolicy) -> Facts:
         """What is known of a request: by its size, its last turn, and what the client says of it."""
         text, characters, turns = _read(chat)
-        reader = self._prompts()
+        reader = self._reader or self._prompts()
         seen = reader.read(text)
         tokens = int(characters * (TOKENS_PER_CHARACTER_ZH if seen.chinese else TOKENS_PER_CHARACTER))
         hardness = complexity.estimate(seen.marks, tokens, turns, len(chat.tools))
@@ -179,21 +182,30 @@ class PolicyRouter:
             asked = Asked(chat, caller, facts)
             for name, found in list(self._plugins.suggestions(routing.plugins, asked, routing.plugin_deadline_s)):
                 rule = RouteRule(found.target, model=found.model)
-                side = self._side_of(rule, facts, both, offer, caller, constraints)
+                side = self._side_of(rule, is_edge(rule.target), facts, both, offer, caller, constraints)
                 if side is not None:
                     return Verdict(side, "plugin", f"plugin {name}: {found.reason or found.target}")
         at = first_match(routing.rules, facts)
         if at is None:
             return None
-        rule = routing.rules[at]
-        side = self._side_of(rule, facts, both, offer, caller, constraints)
-        return None if side is None else Verdict(side, "rules", self._in_force.reasons[at], rule.strict)
+        rule, now = routing.rules[at], self._in_force
+        side = self._side_of(rule, now.edges[at], facts, both, offer, caller, constraints)
+        return None if side is None else Verdict(side, "rules", now.reasons[at], rule.strict)
 
     def _side_of(
-        self, rule: RouteRule, facts: Facts, both: Sides, offer: Offer, caller: Caller, constraints: Constraints
+        self,
+        rule: RouteRule,
+        at_edge: bool,
+        facts: Facts,
+        both: Sides,
+        offer: Offer,
+        caller: Caller,
+        constraints: Constraints,
     ) -> Side | None:
-        """The side that a rule names, if it can answer now and may; without a model, one of those that were found."""
-        at_edge = is_edge(rule.target)
+        """The side that a rule names, if it can answer now and may; without a model, one of those that were found.
+
+        at_edge: it names this machine.
+        """
         if at_edge and (rule.strict or not self._edge_may(facts, both)):
             return None
         if rule.model is None and at_edge:
@@ -232,6 +244,7 @@ def in_force(policy: Policy) -> InForce:
         policy,
         unarmed(routing, policy.privacy.local_only) is None,
         tuple(f"rule {number}: {rule.target}" for number, rule in enumerate(routing.rules, 1)),
+        tuple(is_edge(rule.target) for rule in routing.rules),
         reach_of(routing.cloud_threshold, routing.dynamic),
         f"{routing.cloud_threshold:.2f}",
     )
