@@ -47,6 +47,9 @@ PROBE_EFFORT = Effort(runs=5, budget_s=1.5)
 LEAST_BUDGET_BYTES = 256 << 20
 PICTURE_WAIT_S = 2.0
 POST_WAIT_S = 0.05
+POST_WAITING = 8
+"""However fast this device is: what more answers could wait for, their stream's reader is there, and the server keeps
+the rest."""
 # Heads come right after the first connection; a benchmark that cannot see them would have to be done again.
 HEADS_WAIT_S = 25.0
 POLL_S = 0.25
@@ -96,7 +99,9 @@ class TensorSide:
         # For requests that can wait: their pictures, and their answers, which the reader of their stream works on too.
         first = self._pictures
         self._later = BoundedExecutor("later", 1, PICTURE_WAIT_S, clock, emit, niceness=NICENESS, first=first)
-        self._post = BoundedExecutor("post", 1, POST_WAIT_S, clock, emit, niceness=NICENESS, first=first)
+        self._post = BoundedExecutor(
+            "post", 1, POST_WAIT_S, clock, emit, max_waiting=POST_WAITING, niceness=NICENESS, first=first
+        )
         self._twins = {link.name: self._twin(link, clock) for link in ways}
         self._far = {link.name: (link, Remote(self._twins[link.name], link)) for link in ways}
         self.sink = collecting(self._sample)

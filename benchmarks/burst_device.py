@@ -17,7 +17,7 @@ from attrs import define, field
 
 from benchmarks.burst_server import GATED, TAIL
 from engines.executor import BoundedExecutor
-from engines.laned import LanedEndpoint
+from engines.laned import NICENESS, LanedEndpoint
 from engines.local import LocalEndpoint
 from engines.onnx import OnnxRuntime
 from engines.pool import ModelPool
@@ -29,7 +29,8 @@ from protocol.tensors import Tensor
 from split_models.recipes import Made, recipe
 
 DEADLINE_S = 300.0
-WAIT_TARGET_S = 0.05
+WAIT_TARGET_S, MAX_WAITING = 0.05, 8
+"""As agent/compose_tensor.py has them for bulk answers."""
 INTERACTIVE_PER_S = 5.0
 
 
@@ -43,16 +44,18 @@ class Tally:
 
 
 class Device:
-    """One device with one way of working on bulk answers: bounded (lane and executor) or not."""
+    """One device with one way of working on bulk answers: bounded (lane and executor) or not.
 
-    def __init__(self, folder: Path, url: str, side: int, *, bounded: bool) -> None:
+    queue_workers: threads that work on what waits where nothing is bounded.
+    """
+
+    def __init__(self, folder: Path, url: str, side: int, *, bounded: bool, queue_workers: int = 1) -> None:
         self._url = url
         self._bounded = bounded
         self._recipe = recipe("ppocr-det")
         self._shape = (1, 3, side, side)
         self.picture = self._recipe.calibration()[0]
-        # The same number of threads may work on bulk answers either way: one worker and the lane, or two workers.
-        self.pictures = BoundedExecutor("pictures", 1 if bounded else 2, WAIT_TARGET_S, bounded=bounded)
+        self.pictures = BoundedExecutor("pictures", 1 if bounded else queue_workers, WAIT_TARGET_S, bounded=bounded)
         self.bulk = self._behind(self.pictures) if bounded else self.pictures
         self._runs = BoundedExecutor("tensor", 2, 60.0)
         self._pool = ModelPool(2 << 30)
@@ -72,7 +75,7 @@ class Device:
     @staticmethod
     def _behind(first: BoundedExecutor) -> BoundedExecutor:
         """As in an agent."""
-        return BoundedExecutor("post", 1, WAIT_TARGET_S, niceness=10, first=first)
+        return BoundedExecutor("post", 1, WAIT_TARGET_S, max_waiting=MAX_WAITING, niceness=NICENESS, first=first)
 
     async def start(self) -> None:
         """Load, connect, run everything once."""

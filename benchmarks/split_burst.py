@@ -5,6 +5,13 @@ each needs real post-processing here, while a user's requests go on. With the bo
 executor and by the reader of their own stream (engines/laned.py), both with less claim to a core than the user's work;
 without it, every answer is read at once and waits in the queue of the user's work. Both ways take turns.
 
+One thread at a time works on answers either way. For the queue that is the best, too: the work is mostly Python, and
+two workers that fight over the interpreter get less done together than one alone (`--queue-workers 2` shows it).
+
+Throughput is that of all that was asked during the burst, over the time until all of that is done: the queue leaves the
+user's requests for afterwards, and they are owed. `throughput_ratio_in_the_burst` leaves out what is owed; it counts
+what was done when the last answer was, the user's requests as one each, though one is the work of several answers.
+
 "Calm" is the time before the jump: a batch of 30 answers a second. "Idle" is no batches at all.
 
     python -m benchmarks.split_burst --json burst.json [--quick]
@@ -42,12 +49,14 @@ BATCH_EVERY_S = 1.0
 
 @frozen
 class Size:
-    """How long each phase is, how many answers the burst has, and how many pairs of stretches there are."""
+    """How long each phase is, how many answers the burst has, how many pairs of stretches there are, and how many
+    workers the queue without the bound has."""
 
     idle_s: float
     calm_s: float
     answers: int
     repeats: int
+    queue_workers: int = 1
 
 
 FULL = Size(idle_s=6.0, calm_s=10.0, answers=1_000, repeats=5)
@@ -56,13 +65,18 @@ QUICK = Size(idle_s=1.5, calm_s=3.0, answers=300, repeats=1)
 
 @frozen
 class Stretch:
-    """Interactive latencies in each phase, and the burst from the opening of the gate to the last answer's work."""
+    """Interactive latencies in each phase, and the burst from the opening of the gate to the last answer's work.
+
+    all_per_s: what was asked during the burst, by the second until all of it is done; in_burst_per_s: what was done by
+    the end of the last answer's work.
+    """
 
     idle_s: tuple[float, ...]
     calm_s: tuple[float, ...]
     burst_s: tuple[float, ...]
     peak_queue: int
-    done_per_s: float
+    all_per_s: float
+    in_burst_per_s: float
     seconds: float
     lost: int
 
@@ -113,7 +127,7 @@ class Cloud:
 
 async def stretch(folder: Path, cloud: Cloud, side: int, *, bounded: bool, size: Size, seed: int) -> Stretch:
     """Idle, calm, burst, on a device of its own."""
-    device = Device(folder, cloud.url, side, bounded=bounded)
+    device = Device(folder, cloud.url, side, bounded=bounded, queue_workers=size.queue_workers)
     link = HttpLink("control", cloud.url)
     try:
         await device.start()
@@ -142,7 +156,8 @@ async def stretch(folder: Path, cloud: Cloud, side: int, *, bounded: bool, size:
         calm_s=tuple(calm.latencies_s),
         burst_s=tuple(burst.latencies_s),
         peak_queue=device.bulk.metrics().peak_waiting,
-        done_per_s=(size.answers + sum(moment <= ended_s for moment in burst.done_s)) / (ended_s - began_s),
+        all_per_s=(size.answers + burst.asked) / (max(ended_s, *burst.done_s) - began_s),
+        in_burst_per_s=(size.answers + sum(moment <= ended_s for moment in burst.done_s)) / (ended_s - began_s),
         seconds=ended_s - began_s,
         lost=lost + sum(tally.asked - len(tally.latencies_s) for tally in tallies),
     )
@@ -191,7 +206,9 @@ def _keys(bound: list[Stretch], free: list[Stretch]) -> tuple[dict[str, object],
     """Percentiles are of all repeats together: one stretch has too few interactive requests for a P99 of its own."""
     idle, calm, burst = (_pooled(bound, phase) for phase in ("idle_s", "calm_s", "burst_s"))
     calm_free, burst_free = (_pooled(free, phase) for phase in ("calm_s", "burst_s"))
-    rates = [b.done_per_s / u.done_per_s for b, u in zip(bound, free, strict=True)]
+    pairs = list(zip(bound, free, strict=True))
+    rates = [b.all_per_s / u.all_per_s for b, u in pairs]
+    rates_in_burst = [b.in_burst_per_s / u.in_burst_per_s for b, u in pairs]
     keys: dict[str, object] = {
         "p99_interactive_ratio_to_calm": percentile(burst, 0.99) / percentile(calm, 0.99),
         "p99_interactive_ratio_to_idle": percentile(burst, 0.99) / percentile(idle, 0.99),
@@ -200,6 +217,9 @@ def _keys(bound: list[Stretch], free: list[Stretch]) -> tuple[dict[str, object],
         "peak_queue": max(s.peak_queue for s in bound),
         "peak_queue_unbounded": max(s.peak_queue for s in free),
         "throughput_ratio_to_unbounded": statistics.median(rates),
+        "throughput_ratio_in_the_burst": statistics.median(rates_in_burst),
+        "throughput_per_s": statistics.median(s.all_per_s for s in bound),
+        "throughput_per_s_unbounded": statistics.median(s.all_per_s for s in free),
         "lost": sum(s.lost for s in (*bound, *free)),
         "p99_idle_ms": 1000 * percentile(idle, 0.99),
         "p99_calm_ms": 1000 * percentile(calm, 0.99),
@@ -209,7 +229,7 @@ def _keys(bound: list[Stretch], free: list[Stretch]) -> tuple[dict[str, object],
     }
     notes = [
         f"P99 in the burst over calm, each repeat for itself: {spread([s.p99_ratio() for s in bound])}",
-        f"throughput ratio per repeat: {spread(rates)}",
+        f"throughput ratio per repeat: {spread(rates)}; in the burst: {spread(rates_in_burst)}",
         f"load average of the machine: {os.getloadavg()[0]:.1f} (the benchmark alone makes about 2)",
     ]
     return keys, notes
@@ -226,7 +246,7 @@ def _show(turn: int, bounded: bool, s: Stretch) -> None:
     print(
         f"  {turn + 1} {title:10} p50/p99 ms idle {p50[0]:.0f}/{p99[0]:.0f} calm {p50[1]:.0f}/{p99[1]:.0f} "
         f"burst {p50[2]:.0f}/{p99[2]:.0f}  peak queue {s.peak_queue:4}  "
-        f"{s.done_per_s:6.1f} per s for {s.seconds:.1f} s  lost {s.lost}",
+        f"{s.all_per_s:6.1f} per s ({s.in_burst_per_s:.1f} in the burst of {s.seconds:.1f} s)  lost {s.lost}",
         flush=True,
     )
 
@@ -238,8 +258,9 @@ def main() -> None:
         "--repeats", type=int, help=f"pairs of stretches (default {FULL.repeats}, {QUICK.repeats} with --quick)"
     )
     parser.add_argument("--side", type=int, default=160, help="pixels of the model's square input")
+    parser.add_argument("--queue-workers", type=int, default=1, help="workers of the queue without the bound")
     options = parser.parse_args()
-    size = QUICK if options.quick else FULL
+    size = evolve(QUICK if options.quick else FULL, queue_workers=options.queue_workers)
     hand_over_soon()  # as an agent does
     keys, notes = compare(evolve(size, repeats=options.repeats or size.repeats), options.side)
     few = f"a sample: bursts of {QUICK.answers} answers and few requests; the figures are those of the full run"

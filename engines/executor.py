@@ -1,7 +1,10 @@
 """Worker threads behind a bounded queue. Only device compute belongs here.
 
 Who asks decides what happens when the queue is full: the event loop is refused (`run` raises Full and the planner goes
-elsewhere); a foreign thread, such as the reader of one link, may run the work itself and meanwhile reads nothing.
+elsewhere); a foreign thread, such as the reader of one link, may run the work itself and meanwhile reads nothing. It
+takes a worker's place for that: it first works off what came before its own, in order, and gives the place back. So no
+more runs go at once than there are workers (they would only fight over the interpreter and the caches), and a reader
+under a burst reads a handful, then works on a handful.
 """
 
 from __future__ import annotations
@@ -113,13 +116,13 @@ class BoundedExecutor:
         self._patience_s = patience_s
         self._first = first
         self._admission = Admission(workers, wait_target_s, parallel=parallel, max_waiting=max_waiting, bounded=bounded)
-        lock = threading.RLock()
-        self._changed, self._idle = threading.Condition(lock), threading.Condition(lock)
+        self._lock = threading.RLock()
+        self._to_do, self._room, self._idle = (threading.Condition(self._lock) for _ in range(3))
         self._queue: deque[Ticket] = deque()
         self._threads: list[threading.Thread] = []
         self._pulses: list[_Worker] = []
-        self._running_here = 0
-        self._running_callers = 0
+        self._running: set[threading.Thread] = set()
+        self._callers_waiting = 0
         self._peak_waiting = 0
         self._closed = False
         self._served: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -140,7 +143,7 @@ class BoundedExecutor:
     @property
     def running(self) -> int:
         """Runs under way, those in callers' own threads included."""
-        return self._running_here + self._running_callers
+        return len(self._running)
 
     @property
     def busy(self) -> bool:
@@ -168,13 +171,13 @@ class BoundedExecutor:
 
     def set_wait_target(self, seconds: float) -> None:
         """Follow another wait target at once, from any thread; what waits already stays. ValueError unless above 0."""
-        with self._changed:
+        with self._lock:
             self._admission.set_wait_target(seconds)
-            self._changed.notify_all()
+            self._room.notify_all()
 
     def metrics(self) -> ExecutorMetrics:
         """All live figures at one moment."""
-        with self._changed:
+        with self._lock:
             return ExecutorMetrics(
                 waiting=self.waiting,
                 running=self.running,
@@ -222,7 +225,8 @@ class BoundedExecutor:
     def call(self, fn: Callable[..., T], *args: Any, when_full: WhenFull = "caller_runs", lane: bool = False) -> T:
         """Run `fn` and return its result; from a foreign thread, never from an event loop's (RuntimeError).
 
-        when_full: `caller_runs` runs it in this thread, `refuse` raises Full, `wait` waits for room.
+        when_full: `caller_runs` runs it in this thread, after what came before it; `refuse` raises Full, `wait` waits
+            for room.
         lane: this thread runs an event loop that reads one link and serves nothing else; blocking it is back-pressure.
         """
         self._must_be_foreign(lane)
@@ -260,7 +264,7 @@ class BoundedExecutor:
 
     def cancel(self, ticket: Ticket) -> bool:
         """Take waiting work out of the queue; its on_done is not called. False when it runs, ran or was cancelled."""
-        with self._changed:
+        with self._lock:
             if ticket.state != "waiting" or ticket not in self._queue:
                 return False
             self._queue.remove(ticket)
@@ -270,7 +274,7 @@ class BoundedExecutor:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Refuse new work, drop what waits (its on_done gets an EngineError), join the workers. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             dropped = list(self._queue)
             self._queue.clear()
@@ -286,22 +290,54 @@ class BoundedExecutor:
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _admit(self, ticket: Ticket, when_full: WhenFull) -> None:
-        with self._changed:
+        with self._lock:
             decision = self._decide(when_full)
             while decision.act == "wait":
-                self._changed.wait()
+                self._room.wait()
                 decision = self._decide(when_full)
             if decision.act == "queue":
                 self._enqueue(ticket)
             elif decision.act == "caller_runs":
-                self._running_callers += 1
-                ticket.state, ticket.running_at_start = "running", self.running
+                self._take_place(ticket)
         if decision.act == "refuse":
             self._sample("refused")
             raise Full(f"{self._name}: {decision.reason}", retry_after_s=decision.retry_after_s)
         self._sample("queued" if decision.act == "queue" else "ran_here", wait_s=self.wait_s())
         if decision.act == "caller_runs":
-            self._execute(ticket, by_caller=True)
+            self._work_off(ticket)
+
+    def _take_place(self, own: Ticket) -> None:
+        """A caller is one of the workers from the next end of a run on, before any worker; under the lock."""
+        self._callers_waiting += 1
+        try:
+            while not self._closed and self.running >= self._workers:
+                self._room.wait()
+        finally:
+            self._callers_waiting -= 1
+        if self._closed:
+            raise self._closing()
+        self._running.add(threading.current_thread())
+        self._queue.append(own)
+
+    def _work_off(self, own: Ticket) -> None:
+        """In a caller's thread: what waits, in order, up to and with the caller's own; then the place is free again."""
+        try:
+            while own.state == "waiting":
+                with self._lock:
+                    if not self._queue:
+                        break
+                    ticket = self._next()
+                self._execute(ticket, leaves=ticket is own)
+        finally:
+            with self._lock:
+                self._leave()
+
+    def _next(self) -> Ticket:
+        """What came first leaves the queue; under the lock, by who has a place already."""
+        ticket = self._queue.popleft()
+        ticket.state, ticket.running_at_start = "running", self.running
+        self._room.notify_all()
+        return ticket
 
     def _decide(self, when_full: WhenFull) -> Decision:
         if self._closed:
@@ -311,34 +347,41 @@ class BoundedExecutor:
     def _enqueue(self, ticket: Ticket) -> None:
         self._queue.append(ticket)
         self._peak_waiting = max(self._peak_waiting, self.waiting)
-        if len(self._threads) < self._workers and self._running_here + len(self._queue) > len(self._threads):
+        if len(self._threads) < self._workers and self.running + len(self._queue) > len(self._threads):
             worker = _Worker()
             name = f"{self._name}-{len(self._threads)}"
             thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
             self._threads.append(thread)
             self._pulses.append(worker)
             thread.start()
-        self._changed.notify_all()
+        self._notify()
 
     def _work(self, worker: _Worker) -> None:
         stand_back(self._niceness)
         while True:
-            with self._changed:
-                # A caller that runs its own work counts: more runs at once than workers only fight over the caches.
-                while not self._closed and (not self._queue or self.running >= self._workers):
-                    self._changed.wait()
+            with self._lock:
+                while not self._closed and not self._may_take():
+                    self._to_do.wait()
                 if not self._queue:
                     return
-                ticket = self._queue.popleft()
-                self._running_here += 1
-                ticket.state, ticket.running_at_start = "running", self.running
-                self._changed.notify_all()
+                self._running.add(threading.current_thread())
+                ticket = self._next()
             worker.beats, worker.busy = worker.beats + 1, True
-            self._execute(ticket, by_caller=False)
+            self._execute(ticket, leaves=True)
             worker.beats, worker.busy = worker.beats + 1, False
             del ticket
 
-    def _execute(self, ticket: Ticket, *, by_caller: bool) -> None:
+    def _may_take(self) -> bool:
+        """Whether there is work and a place for a worker; callers who wait for a place come first. Under the lock."""
+        return bool(self._queue) and self.running + self._callers_waiting < self._workers
+
+    def _leave(self) -> None:
+        """The thread that calls this, worker or caller, has a place no more; under the lock."""
+        self._running.discard(threading.current_thread())
+        self._notify()
+
+    def _execute(self, ticket: Ticket, *, leaves: bool) -> None:
+        """leaves: the place is free for others when this is done, before anyone hears of it."""
         started_s = self._clock()
         ticket.wait_s = started_s - ticket.arrived_s
         result: Any = None
@@ -352,22 +395,21 @@ class BoundedExecutor:
             stood_back_s = given_way_s()
         held_s = self._clock() - started_s
         ticket.run_s = held_s - stood_back_s
-        with self._changed:
+        with self._lock:
             at_once = (ticket.running_at_start + self.running) / 2
             if not isinstance(error, Stopped):  # a part of a run is no measure of one
                 self._admission.add(held_s, at_once)  # who waits behind it waits for all of that
-            if by_caller:
-                self._running_callers -= 1
-            else:
-                self._running_here -= 1
             ticket.state = "done"
-            self._notify()
+            if leaves:
+                self._leave()
         self._tell(ticket, result, error)
         self._sample("done", wait_s=ticket.wait_s, service_s=ticket.run_s)
 
     def _notify(self) -> None:
-        """Something ended; under the lock."""
-        self._changed.notify_all()
+        """Something came or ended: whom it concerns wakes up; nobody does while a place only changes its work."""
+        if self._closed or self._may_take():
+            self._to_do.notify_all()
+        self._room.notify_all()
         if not self.busy:
             self._idle.notify_all()
 
@@ -403,7 +445,8 @@ class BoundedExecutor:
         )
 
     def _must_be_foreign(self, lane: bool) -> None:
-        if threading.current_thread() in self._threads:
+        here = threading.current_thread()
+        if here in self._threads or here in self._running:
             raise RuntimeError(f"{self._name}: work may not hand in more work and wait for it: the queue could lock up")
         try:
             loop = asyncio.get_running_loop()
@@ -428,11 +471,16 @@ def hand_over_soon() -> None:
     sys.setswitchinterval(SWITCH_S)
 
 
+LAST_NICENESS = 19
+
+
 def stand_back(niceness: int) -> None:
-    """Let other threads have the cores first, from the calling thread on. Linux alone has that per thread."""
+    """Let the process's other threads have the cores first, from the calling thread on: so far behind what the process
+    itself was started with. Linux alone has that per thread."""
     if niceness > 0 and sys.platform == "linux":
         try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+            behind_all = min(LAST_NICENESS, os.getpriority(os.PRIO_PROCESS, os.getpid()) + niceness)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), behind_all)
         except OSError as err:
             _log.debug("a thread keeps its priority: %s", err)
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -130,15 +130,16 @@ class LanedEndpoint:
         def on_answer(answer: TensorAnswer, used: Callable[[], None]) -> None:
             self._hand_in(answer, used, work, home, done)
 
-        asking = self._endpoint().infer_then(model, inputs, deadline_s, on_answer, packed=packed)
+        asking = self._begun(self._endpoint().infer_then(model, inputs, deadline_s, on_answer, packed=packed))
+        asking.add_done_callback(lambda asked: self._unless_answered(asked, home, done))
         try:
             async with asyncio.timeout(deadline_s):
-                await self._in_lane(asking)
-                return await done
-        except TimeoutError as err:
-            raise LinkTimeout(f"no answer for {model} was ready within {deadline_s:.2f} s") from err
-        finally:
-            done.cancel()
+                return await done  # alone: an answer wakes the house's loop once
+        except BaseException as err:
+            asking.cancel()
+            if isinstance(err, TimeoutError):
+                raise LinkTimeout(f"no answer for {model} was ready within {deadline_s:.2f} s") from err
+            raise
 
     def wait_s(self) -> float:
         """Seconds at the server, as it said last, and in the executor here."""
@@ -191,20 +192,32 @@ class LanedEndpoint:
             raise LinkClosed(f"the lane to {self._name} is not open", next_step="another arm answers meanwhile")
         return self._frames
 
-    async def _in_lane(self, asking: Any) -> TensorAnswer:
+    def _begun(self, asking: Coroutine[Any, Any, TensorAnswer]) -> Future[TensorAnswer]:
         loop = self._loop
         assert loop is not None
         try:
-            running: Future[TensorAnswer] = asyncio.run_coroutine_threadsafe(asking, loop)
+            return asyncio.run_coroutine_threadsafe(asking, loop)
         except RuntimeError as err:
             asking.close()
             raise LinkClosed(f"the lane to {self._name} has ended") from err
+
+    async def _in_lane(self, asking: Coroutine[Any, Any, TensorAnswer]) -> TensorAnswer:
+        running = self._begun(asking)
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             if running.cancelled() and not _being_cancelled():
                 raise LinkClosed(f"the lane to {self._name} has ended") from None
             raise
+
+    def _unless_answered(
+        self, asked: Future[TensorAnswer], home: asyncio.AbstractEventLoop, done: asyncio.Future[Worked[T]]
+    ) -> None:
+        """In the thread in which the asking ended: nobody works on an answer that never came, so it is told here."""
+        error = LinkClosed(f"the lane to {self._name} has ended") if asked.cancelled() else asked.exception()
+        if error is not None:
+            with contextlib.suppress(RuntimeError):  # the house's loop was closed; nobody listens any more
+                home.call_soon_threadsafe(_settle, done, error)
 
     def _work(self, ready: Future[None]) -> None:
         stand_back(self._niceness)

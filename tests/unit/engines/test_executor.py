@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engines.executor import SWITCH_S, BoundedExecutor, OnDone, hand_over_soon
+from engines.executor import LAST_NICENESS, SWITCH_S, BoundedExecutor, OnDone, hand_over_soon
 from protocol.errors import BadRequest, EngineError, Full
 from protocol.events import QueueSampled, RecordingEmit
 
@@ -76,14 +77,57 @@ async def test_the_event_loop_is_refused_at_once_when_full(executor: BoundedExec
     assert await asyncio.gather(*tasks) == [0, 1, 2, 3]
 
 
-async def test_a_foreign_thread_runs_the_work_itself_when_full(executor: BoundedExecutor, gate: Gate) -> None:
-    tasks = await fill(executor, gate)
-    ran_in = await asyncio.to_thread(executor.call, lambda: threading.current_thread().name)
-    assert not ran_in.startswith("test-")
+@pytest.fixture
+def single(gate: Gate) -> Iterator[BoundedExecutor]:
+    """One worker, room for exactly one."""
+    found = BoundedExecutor("test", 1, 0.1, max_waiting=1)
+    yield found
     gate.open.set()
-    await asyncio.gather(*tasks)
-    ran_in = await asyncio.to_thread(executor.call, lambda: threading.current_thread().name)
+    found.close()
+
+
+def fill_single(executor: BoundedExecutor, gate: Gate) -> None:
+    """One runs, one waits."""
+    for number in range(2):
+        executor.submit(gate.work, number, on_done=lambda result, error: None, when_full="refuse")
+    gate.until_started(1)
+    assert (executor.running, executor.waiting) == (1, 1)
+
+
+async def test_a_foreign_thread_takes_the_workers_place_when_full_and_works_off_what_came_first(
+    single: BoundedExecutor, gate: Gate
+) -> None:
+    fill_single(single, gate)
+    calling = asyncio.create_task(asyncio.to_thread(single.call, lambda: threading.current_thread().name))
+    await asyncio.sleep(0.05)
+    assert not calling.done(), "no more runs at once than there are workers"
+    gate.open.set()
+    assert not (await calling).startswith("test-")
+    assert gate.started == [0, 1]
+    assert gate.threads - {"test-0"}, "what came first was run by the caller as well"
+    ran_in = await asyncio.to_thread(single.call, lambda: threading.current_thread().name)
     assert ran_in.startswith("test-")
+
+
+async def test_what_waits_goes_on_when_a_caller_has_given_its_place_back(single: BoundedExecutor, gate: Gate) -> None:
+    fill_single(single, gate)
+    calls = [asyncio.create_task(asyncio.to_thread(single.call, gate.work, number)) for number in range(2, 6)]
+    gate.open.set()
+    assert await asyncio.gather(*calls) == [2, 3, 4, 5]
+    assert sorted(gate.started) == list(range(6))
+    assert (single.running, single.waiting) == (0, 0)
+
+
+async def test_closing_ends_callers_that_wait_for_a_place(single: BoundedExecutor, gate: Gate) -> None:
+    fill_single(single, gate)
+    calling = asyncio.create_task(asyncio.to_thread(single.call, gate.work, 2))
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(asyncio.to_thread(single.close))
+    with pytest.raises(EngineError, match="closed"):
+        await calling
+    gate.open.set()
+    await closing
+    assert gate.started == [0]
 
 
 async def test_a_foreign_thread_may_be_refused_or_wait(executor: BoundedExecutor, gate: Gate) -> None:
@@ -113,25 +157,35 @@ async def test_a_blocking_call_on_the_event_loop_is_a_bug(executor: BoundedExecu
     await asyncio.wait_for(done.wait(), 5)
 
 
-async def test_a_lane_may_block_its_own_loop_but_not_one_that_awaits_runs(
-    executor: BoundedExecutor, gate: Gate
-) -> None:
-    tasks = await fill(executor, gate)
+async def test_a_lane_may_block_its_own_loop_but_not_one_that_awaits_runs(single: BoundedExecutor, gate: Gate) -> None:
+    fill_single(single, gate)
 
     async def lane() -> str:
-        return executor.call(lambda: threading.current_thread().name, lane=True)
+        return single.call(lambda: threading.current_thread().name, lane=True)
 
-    ran_in = await asyncio.to_thread(asyncio.run, lane())
-    assert not ran_in.startswith("test-")
+    running = asyncio.create_task(asyncio.to_thread(asyncio.run, lane()))
+    await asyncio.sleep(0.05)
+    gate.open.set()
+    assert not (await running).startswith("test-")
+    assert await single.run(int, "7") == 7
     with pytest.raises(RuntimeError, match="event loop"):
         await lane()
-    gate.open.set()
-    await asyncio.gather(*tasks)
 
 
 async def test_work_that_hands_in_work_and_waits_is_a_bug(executor: BoundedExecutor) -> None:
     with pytest.raises(RuntimeError, match="lock up"):
         await executor.run(executor.call, int)
+
+
+async def test_work_that_a_caller_runs_may_not_hand_in_work_and_wait_either(
+    single: BoundedExecutor, gate: Gate
+) -> None:
+    fill_single(single, gate)
+    calling = asyncio.create_task(asyncio.to_thread(single.call, single.call, int))
+    await asyncio.sleep(0.05)
+    gate.open.set()
+    with pytest.raises(RuntimeError, match="lock up"):
+        await calling
 
 
 async def test_cancelled_waiting_work_never_runs(executor: BoundedExecutor, gate: Gate) -> None:
@@ -344,3 +398,16 @@ def test_threads_of_a_process_of_ours_hand_over_soon() -> None:
         assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
     finally:
         sys.setswitchinterval(before_s)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of single threads are Linux's")
+async def test_workers_stand_back_behind_what_the_process_was_started_with() -> None:
+    executor = BoundedExecutor("later", 1, niceness=3)
+
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    try:
+        assert await executor.run(priority) == min(LAST_NICENESS, priority() + 3)
+    finally:
+        executor.close()
