@@ -26,7 +26,8 @@ RESERVED_PART = 4
 """One part in this many of the room is for those who cannot run the work themselves."""
 
 LEAST_SHARED_ROOM = 3
-"""With less room than this nothing is reserved: cores would idle while a caller that runs work hands nothing in."""
+"""With less room than this nothing is reserved: cores would idle while a caller that runs work hands nothing in. A
+single worker's core never does, for the caller has its place."""
 
 MAX_WAITING = 256
 """Whatever the service time, more waiting work than this is memory spent on answers nobody expects any more."""
@@ -133,8 +134,8 @@ class Admission:
     @property
     def reserved(self) -> int:
         """Room kept for those who cannot run the work themselves: the event loop's requests."""
-        capacity = self.capacity
-        return max(1, capacity // RESERVED_PART) if capacity >= LEAST_SHARED_ROOM else 0
+        capacity, least = self.capacity, min(LEAST_SHARED_ROOM, self._workers + 1)
+        return max(1, capacity // RESERVED_PART) if capacity >= least else 0
 
     def wait_s(self, load: Load) -> float:
         """Seconds that a newcomer would wait before it runs; 0 while a worker is free or nothing was measured."""

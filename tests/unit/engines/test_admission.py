@@ -86,6 +86,13 @@ def test_callers_that_can_run_work_leave_room_for_those_that_cannot() -> None:
     assert admission.decide(load, "refuse").act == "queue"
 
 
+@pytest.mark.parametrize(("workers", "reserved"), [(1, 1), (4, 0)])
+def test_where_two_may_wait_one_place_is_kept_if_no_core_idles_for_it(workers: int, reserved: int) -> None:
+    admission = Admission(workers, 0.05, parallel=1)
+    admission.add(0.02, 1)
+    assert (admission.capacity, admission.reserved) == (2, reserved)
+
+
 def test_unbounded_lets_everything_in() -> None:
     admission = Admission(1, 0.1, parallel=1.0, bounded=False)
     assert admission.decide(Load(10_000, 1, 1), "refuse").act == "queue"
