@@ -135,16 +135,17 @@ class UpstreamEngine:
         """The streamed answer in the server's own bytes, as they come."""
         self._check(request)
         call = self.codec.call(self.model, request, stream=True, stop=stop)
+        chunks: Any = self._lines(call, request)
         place = object()
         self._open.add(place)
         try:
-            async with aclosing(self._lines(call, request)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    yield chunk
+            async for chunk in chunks:
+                yield chunk
         except RejectedStatus as err:
             raise self.codec.error(err.status, err.headers, err.body) from err
         finally:
             self._open.discard(place)
+            await chunks.aclose()
 
     async def tokenize(self, data: bytes) -> tuple[int, ...]:
         raise Unsupported("this server does not share its tokenizer", next_step="count with another engine")

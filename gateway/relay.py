@@ -262,14 +262,26 @@ class _Run:
             async with self:
                 errors: list[tuple[str, MidstreamError]] = []
                 for target in self.relay.targets:
-                    engine = _engine(target)
-                    asked = self.answer.request
+                    engine, asked = _engine(target), self.answer.request
                     seen = RelayEvents(engine.codec, self.relay.request, asked.model, asked.include_usage)
+                    held: list[bytes] = []
                     try:
                         await self.pay(target)
-                        async with aclosing(self._pass(engine, seen, target)) as parts:
-                            async for part in parts:
-                                yield part
+                        async with aclosing(engine.relayed_lines(self.relay.request, asked.stop)) as chunks:  # type: ignore[type-var]
+                            async for chunk in chunks:
+                                part, broken = self._told(seen, held, chunk, target)
+                                if part is not None:
+                                    yield part
+                                    if self._unnoted is not None:
+                                        self._note()
+                                if broken is not None:
+                                    raise broken
+                                if seen.ended:
+                                    break
+                        if seen.finish is None:
+                            raise LinkClosed(f"{target.name} ended the stream without a finish reason")
+                        if not seen.ended and self.relay.dialect == "openai":
+                            yield DONE
                         return
                     except MidstreamError as err:
                         self.failed(target, err)
@@ -285,33 +297,24 @@ class _Run:
         finally:
             await self.end(status)
 
-    async def _pass(self, engine: RelayingEngine, seen: RelayEvents, target: Target) -> AsyncGenerator[bytes, None]:
-        held: list[bytes] = []
-        lines = engine.relayed_lines(self.relay.request, self.answer.request.stop)
-        async with aclosing(lines) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                if self.rest_s() <= 0:
-                    raise LinkTimeout("the request's deadline passed in the middle of the answer")
-                broken: MidstreamError | None = None
-                try:
-                    held.extend(seen.feed(chunk))
-                except MidstreamError as err:
-                    broken = err
-                if seen.spoke:
-                    if self._target is None:
-                        self.spoke(target)
-                    yield b"".join(held)
-                    held.clear()
-                    if self._unnoted is not None:
-                        self._note()
-                if broken is not None:
-                    raise broken
-                if seen.ended:
-                    break
-        if seen.finish is None:
-            raise LinkClosed(f"{target.name} ended the stream without a finish reason")
-        if not seen.ended and self.relay.dialect == "openai":
-            yield DONE
+    def _told(
+        self, seen: RelayEvents, held: list[bytes], chunk: bytes, target: Target
+    ) -> tuple[bytes | None, MidstreamError | None]:
+        """What may go out after this chunk, and what is wrong with it. None: no word yet, and `held` waits for one."""
+        if self.rest_s() <= 0:
+            raise LinkTimeout("the request's deadline passed in the middle of the answer")
+        broken: MidstreamError | None = None
+        try:
+            held.extend(seen.feed(chunk))
+        except MidstreamError as err:
+            broken = err
+        if not seen.spoke:
+            return None, broken
+        if self._target is None:
+            self.spoke(target)
+        part = b"".join(held)
+        held.clear()
+        return part, broken
 
     def _keep(self, seen: RelayEvents) -> None:
         delta = UpstreamDelta("".join(seen.texts), finish=seen.finish, usage=seen.usage, calls=tuple(seen.calls))

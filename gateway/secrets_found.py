@@ -133,7 +133,10 @@ def after_words(text: str, plain: bytes, start: int = 0, stop: int | None = None
     lowered = plain[start:stop].lower()
     # What is said of a key has a word before it; of the others the match begins with them.
     places = [
-        (start + at, MAX_BEFORE_WORD if word is _KEY else 0) for word in _WORDS for at in _places_of(word, lowered)
+        (start + at, MAX_BEFORE_WORD if word is _KEY else 0)
+        for word in _WORDS
+        if word in lowered
+        for at in _places_of(word, lowered)
     ]
     if wide:
         places += [(start + at, MAX_BEFORE_CHARACTER) for sign in _HAN for at in _places_of(sign, text[start:stop])]

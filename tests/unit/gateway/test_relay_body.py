@@ -131,6 +131,11 @@ async def test_a_provider_that_never_speaks_counts_as_failed() -> None:
     assert not view.up and view.seen == 1 and view.failed_ratio > 0
 
 
+async def test_what_a_provider_sends_before_it_dies_without_a_word_is_never_given_on() -> None:
+    way = way_to(provider("p", says(""), LinkClosed("it died")), provider("q", *WELL))
+    assert b"".join(await read(way)) == b"".join(WELL).replace(b'"there"', b'"m"')
+
+
 async def test_a_first_byte_that_is_too_late_while_a_ping_leaves_goes_to_the_next_provider() -> None:
     way = way_to(provider("p", 30.0, first_byte_s=0.1), provider("q", *WELL))
     parts = await asyncio.create_task(read(way, SLOW_S))
