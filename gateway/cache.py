@@ -246,7 +246,10 @@ class SemanticCache:
         return CacheHit(entry.answer, "exact", 1.0, age_s)
 
     def _candidates(self, key: LookupKey, vector: Any) -> list[tuple[CacheHit, str]]:
-        """Neighbours that are near, fresh and not told apart by their words; nearest first."""
+        """Neighbours that are near, fresh and not told apart by their words; nearest first.
+
+        Only the first where no checker could refuse it: the others would be read for nothing, and count as used.
+        """
         assert self._index is not None
         mine = fingerprint(key.question)
         found = []
@@ -267,6 +270,8 @@ class SemanticCache:
                 continue
             self._opened().used(entry.id)
             found.append((CacheHit(entry.answer, "semantic", near.cosine, age_s), entry.question))
+            if self._check is None:
+                break
         return found
 
     def _told_apart(self, why: str) -> None:

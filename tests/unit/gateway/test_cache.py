@@ -216,6 +216,18 @@ async def test_eviction_keeps_what_was_used_and_the_index_whole(rig: Rig) -> Non
     assert [await rig.find(text) for text in texts[1:30]] == [None] * 29
 
 
+async def test_a_near_entry_that_did_not_serve_is_not_kept_for_it(rig: Rig) -> None:
+    await rig.cache.close()
+    await rig.open(max_entries=3)
+    unserved, other = f"please {QUESTION} please please", "how do bees find the way home"
+    for text in (unserved, other, QUESTION):
+        await rig.keep(text)
+    assert await rig.find(f"{QUESTION} please") == "semantic"
+    await rig.keep("when do the shops open today")
+    assert await rig.find(other) == "exact"
+    assert await rig.find(unserved) != "exact"
+
+
 async def test_one_tenant_is_forgotten_alone(rig: Rig) -> None:
     await rig.keep(QUESTION, tenant="a")
     await rig.keep(QUESTION, tenant="b")
