@@ -148,7 +148,7 @@ class CacheStore:
     def vectors(self, embedder: str) -> Iterator[Vector]:
         """Vectors made by this embedder; another's are of no use beside them."""
         rows = self._db.execute(
-            "SELECT id, scope, vector FROM entries WHERE vector IS NOT NULL AND embedder = ? ORDER BY scope",
+            "SELECT id, scope, vector FROM entries WHERE vector IS NOT NULL AND embedder = ? ORDER BY scope, id",
             (embedder,),
         )
         return (Vector(int(row[0]), row[1], row[2]) for row in rows)

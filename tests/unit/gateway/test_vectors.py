@@ -94,3 +94,15 @@ def test_a_graph_of_an_earlier_release_with_fewer_links_is_made_anew(tmp_path: P
     index.add([1], unit(1))
     index.save(tmp_path / "whole")
     assert HnswIndex(DIMENSIONS).load(tmp_path / "whole")
+
+
+def test_a_graph_that_grows_one_by_one_is_the_one_that_is_built_at_once(tmp_path: Path) -> None:
+    rows, files = unit(3_000), (tmp_path / "at_once", tmp_path / "one_by_one", tmp_path / "again")
+    for file, step in zip(files, (3_000, 1, 3_000), strict=True):
+        index = HnswIndex(DIMENSIONS)
+        for first in range(0, len(rows), step):
+            index.add(list(range(first, first + step)), rows[first : first + step])
+        index.save(file)
+    at_once, one_by_one, again = (file.read_bytes() for file in files)
+    assert at_once == one_by_one
+    assert at_once == again
