@@ -37,7 +37,7 @@ from protocol.clock import wall_now
 from protocol.text import Message, Usage
 
 MODEL, TOKENIZER, DIMENSIONS = "minilm-int8", "minilm-tokenizer", 384
-ENTRIES, QUICK_ENTRIES = 1_000_000, 60_000
+ENTRIES, QUICK_ENTRIES = 1_000_000, 100_000
 SEED = 20261130
 MAX_FALSE_RATIO = 0.005
 """What the threshold may let through on the half that it is fixed on: half of the aim."""

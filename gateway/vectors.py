@@ -24,9 +24,8 @@ HOLES_RATIO = 0.25
 CONNECTIVITY = 48
 EXPANSION_ADD = 128
 EXPANSION_SEARCH = 288
-"""HNSW's M, ef_construction and ef_search (arXiv 1603.09320, section 4). Where fifty entries lie close around each of a
-few thousand, those fill the links of the middle one, and whole groups lose their way in: with M = 32 it depended on
-chance how many. Of 800 questions to 200,000 such entries 11 missed their nearest with M = 32, none with 48."""
+"""HNSW's M, ef_construction and ef_search (arXiv 1603.09320, section 4). Of 800 questions to 200,000 entries, groups of
+fifty around a few thousand, 11 missed their nearest with M = 32 (of another draw 3), none with 48."""
 
 ADDING_THREADS = 1
 """usearch's concurrent add() leaves entries that searches pass by (unum-cloud/USearch#735): of 1,400 questions to

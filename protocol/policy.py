@@ -28,7 +28,7 @@ class SplitPolicy:
     """How tensor requests choose between device, cut and cloud.
 
     objective: weights of the sum that is minimised; keys `seconds`, `joules`, `server_seconds`.
-    ratio: a new arm must be better than the held one by this factor (0.05 = 5 %) ...
+    ratio: a new arm must be better than the held one by this factor (0.03 = 3 %) ...
     periods: ... for this many sampling periods in a row, before the switch.
     period_s: length of a sampling period; a period also lasts until a request has finished.
     codecs: forms in which an activation may cross; compressing one changes no bit and needs no leave of its own.
@@ -39,7 +39,7 @@ class SplitPolicy:
     objective: Mapping[str, float] = field(factory=_latency_only)
     deadline_s: float | None = None
     raw_input_leaves: bool = True
-    ratio: float = 0.05
+    ratio: float = 0.03
     periods: int = 3
     period_s: float = 0.5
     codecs: tuple[str, ...] = ("raw", "fp16", "int8")

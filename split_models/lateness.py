@@ -23,6 +23,9 @@ MOST_OWED = 4.0
 OWED_RUNS = 2.0
 """Device runs that a late answer costs, for each one that is owed."""
 
+NEARLY_RATIO = 0.97
+"""A link that would have been better by less than this is none that was: then the device's tail is the measure."""
+
 MEMORY = 500
 """Requests over which the runs that never were are compared; those before fade."""
 
@@ -70,5 +73,6 @@ class Lateness:
         return evolve(self, owed=min(MOST_OWED, max(0.0, self.owed + late - LATE_SHARE)))
 
     def price_s(self, device_s: float) -> float:
-        """Seconds that a late answer costs over the time it takes; 0 where the link alone is the better choice."""
-        return self.owed * OWED_RUNS * device_s if self.link.mean_s > self.device.mean_s else 0.0
+        """Seconds that a late answer costs over the time it takes; 0 where the link alone is clearly better."""
+        better = self.link.mean_s <= NEARLY_RATIO * self.device.mean_s
+        return 0.0 if better else self.owed * OWED_RUNS * device_s

@@ -90,6 +90,8 @@ def test_a_hole_of_the_link_counts_by_all_requests_that_would_have_waited() -> N
         account = account.asked(0.5, 1.0, 2.0 * number)
     late = evolve(account, owed=1.0)
     assert late.price_s(1.0) == 0.0, "its own late answers are the measure"
+    nearly = evolve(late, link=Alone(0.98, 0.98, 60), device=Alone(1.0, 1.0, 60))
+    assert nearly.price_s(1.0) == OWED_RUNS, "a link that is as quick as the device is no excuse for a tail"
     for number in range(60, 75):
         late = late.asked(2.0 * (number - 59), 1.0, 2.0 * number)
     assert late.price_s(1.0) == OWED_RUNS
