@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import define, field
 
+from agent.compose_tensor import POST_WAIT_S, POST_WAITING
 from benchmarks.burst_server import GATED, TAIL
 from engines.executor import BoundedExecutor
 from engines.laned import NICENESS, LanedEndpoint
@@ -29,8 +30,6 @@ from protocol.tensors import Tensor
 from split_models.recipes import Made, recipe
 
 DEADLINE_S = 300.0
-WAIT_TARGET_S, MAX_WAITING = 0.05, 8
-"""As agent/compose_tensor.py has them for bulk answers."""
 INTERACTIVE_PER_S = 5.0
 
 
@@ -55,7 +54,7 @@ class Device:
         self._recipe = recipe("ppocr-det")
         self._shape = (1, 3, side, side)
         self.picture = self._recipe.calibration()[0]
-        self.pictures = BoundedExecutor("pictures", 1 if bounded else queue_workers, WAIT_TARGET_S, bounded=bounded)
+        self.pictures = BoundedExecutor("pictures", 1 if bounded else queue_workers, POST_WAIT_S, bounded=bounded)
         self.bulk = self._behind(self.pictures) if bounded else self.pictures
         self._runs = BoundedExecutor("tensor", 2, 60.0)
         self._pool = ModelPool(2 << 30)
@@ -75,7 +74,7 @@ class Device:
     @staticmethod
     def _behind(first: BoundedExecutor) -> BoundedExecutor:
         """As in an agent."""
-        return BoundedExecutor("post", 1, WAIT_TARGET_S, max_waiting=MAX_WAITING, niceness=NICENESS, first=first)
+        return BoundedExecutor("post", 1, POST_WAIT_S, max_waiting=POST_WAITING, niceness=NICENESS, first=first)
 
     async def start(self) -> None:
         """Load, connect, run everything once."""

@@ -14,11 +14,11 @@ The law in numbers: the target's tokens lie within 0.25 nats of the best one of 
 llama-cpp-python makes the pass for all of them, with the attention that the engines decode with. A token that lies
 further below there (`over_in_first_pass`) is made once more by the engine that made it, which begins with an empty
 cache, as it did then, and reads the answer that the reader got in the same pieces: if the same tokens come out, this is
-what the target generates from exactly that prefix (`made_again`). If not, the engine reads the prefix in one go, and
-what lies further below there too is a violation. That this judge can tell is shown by answers of which the token before
-the seam is left out (`control_seen_ratio`). The same is done with answers that nobody moved (keys with `own_`, and
-`nats_worst_own` beside `nats_worst`). What the `nll_ratio` keys and `id_bytes_ratio` count is told in
-benchmarks/handoff_report.py.
+what the target generates from exactly that prefix (`made_again`, `made_again_nats_worst`), as long as it lies no
+further below than rounding goes (0.6). If not, the engine reads the prefix in one go, and what lies further below there
+too is a violation. That this judge can tell is shown by answers of which the token before the seam is left out
+(`control_seen_ratio`). The same is done with answers that nobody moved (keys with `own_`, and `nats_worst_own` beside
+`nats_worst`). What the `nll_ratio` keys and `id_bytes_ratio` count is told in benchmarks/handoff_report.py.
 """
 
 from __future__ import annotations

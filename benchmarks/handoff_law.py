@@ -19,7 +19,7 @@ from statistics import fmean
 
 from attrs import evolve
 
-from benchmarks.handoff_again import Read, as_reads, forget, made_again
+from benchmarks.handoff_again import Engine, Read, as_reads, forget, made_again
 from benchmarks.handoff_plan import PROMPTS, Pair
 from benchmarks.handoff_report import Likelihood, Outcome
 from benchmarks.handoff_score import NATS, Oracle, Own, OwnAnswer, Scored, Suspect, own_pass
@@ -37,6 +37,9 @@ ALONE_SHARE = 0.2
 
 MOST_CONTROLS = 6
 """Of each engine: answers that are held against a prefix that lacks a token."""
+
+ROUNDING_NATS = 0.6
+"""Valid passes over one text differ by up to 0.45 (docs/migration.md); what differs by more is no rounding."""
 
 CONTROL_SUSPECTS = 3
 """Tokens of such an answer that are asked about, at most."""
@@ -62,7 +65,7 @@ class Law:
         self._actors, self._own = actors, own
         self._suspects: list[tuple[Outcome | None, Suspect]] = []
         self._worst: dict[bool, dict[str, float]] = {True: {}, False: {}}
-        self._made_again = {True: 0, False: 0}
+        self._made_again: dict[bool, list[float]] = {True: [], False: []}
         self._over = {True: 0, False: 0}
         self._controls: dict[str, list[list[Suspect]]] = {}
         self._controls_seen: list[bool] = []
@@ -72,10 +75,11 @@ class Law:
         first = sum(outcome is not None for outcome, _ in self._suspects)
         return {
             "over_in_first_pass": first,
-            "made_again": self._made_again[True],
+            "made_again": len(self._made_again[True]),
+            "made_again_nats_worst": round(max(self._made_again[True], default=0.0), 3),
             "over_in_own_pass": self._over[True],
             "own_over_in_first_pass": len(self._suspects) - first,
-            "own_made_again": self._made_again[False],
+            "own_made_again": len(self._made_again[False]),
             "own_law_violations": self._over[False],
             "controls": len(self._controls_seen),
             "control_seen_ratio": fmean(self._controls_seen) if self._controls_seen else None,
@@ -189,7 +193,7 @@ class Law:
         """
         moved = outcome is not None
         self._seen(outcome, suspect.actor, nats)
-        self._made_again[moved] += again
+        self._made_again[moved] += [nats] * again
         if again or nats <= NATS:
             return
         self._over[moved] += 1
@@ -204,15 +208,20 @@ class Law:
         worst[actor] = max(worst.get(actor, 0.0), nats)
 
 
-async def verdict(actor: Actor, suspect: Suspect) -> tuple[bool, float]:
-    """Whether the engine makes the token again, and how far the token lies below in the nearest one-shot pass."""
-    if await made_again(actor, suspect.reads, suspect.ids, suspect.token):
+async def verdict(actor: Engine, suspect: Suspect) -> tuple[bool, float]:
+    """Whether the engine makes the token again, and how far the token lies below in the nearest one-shot pass.
+
+    Further than rounding goes nothing is excused by being made again: an engine that loses a token of what it goes on
+    from loses it each time.
+    """
+    near = suspect.nats <= ROUNDING_NATS
+    if near and await made_again(actor, suspect.reads, suspect.ids, suspect.token):
         return True, suspect.nats
     await forget(actor)
     return False, min(suspect.nats, await own_pass(actor, suspect))
 
 
-async def _seen(actor: Actor, control: Sequence[Suspect]) -> bool:
+async def _seen(actor: Engine, control: Sequence[Suspect]) -> bool:
     """Whether one of these tokens is found to be a violation."""
     for suspect in control:
         again, nats = await verdict(actor, suspect)

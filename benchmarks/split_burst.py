@@ -33,8 +33,8 @@ from attrs import evolve, frozen
 from benchmarks.burst_device import Device, Tally, arrive
 from benchmarks.burst_server import GATE_PATH, STATE_PATH
 from benchmarks.report import arguments, percentile, publish, spread
-from engines.executor import hand_over_soon
 from engines.store import default_store
+from engines.thread_priority import hand_over_soon
 from links.http import HttpLink
 from split_models.batch_onnx import free_rows
 from split_models.cuts import single_tensor_cuts

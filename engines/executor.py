@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 import threading
 import time
 import weakref
@@ -25,6 +23,7 @@ from attrs import define, field, frozen
 from engines.admission import MAX_WAITING, Admission, Decision, Load, WhenFull
 from engines.give_way import First, behind, given_way_s
 from engines.stop import Stopped
+from engines.thread_priority import stand_back
 from profiles.facts import usable_cores
 from protocol.clock import Clock
 from protocol.errors import EngineError, Full
@@ -71,7 +70,8 @@ PATIENCE_RUNS = 20
 
 @define(eq=False)
 class _Worker:
-    """One worker's own counter; `beats` moves when it takes up work and when it has done it."""
+    """The counter of one worker, or of a caller in a worker's place; `beats` moves when it takes up work, and when a
+    worker has done it."""
 
     beats: int = 0
     busy: bool = False
@@ -122,6 +122,7 @@ class BoundedExecutor:
         self._threads: list[threading.Thread] = []
         self._pulses: list[_Worker] = []
         self._running: set[threading.Thread] = set()
+        self._callers: dict[str, _Worker] = {}
         self._callers_waiting = 0
         self._peak_waiting = 0
         self._closed = False
@@ -188,11 +189,14 @@ class BoundedExecutor:
             )
 
     def pulses(self) -> tuple[Pulse, ...]:
-        """Each worker's sign of life, for a watchdog; from any thread, and it waits for no lock."""
+        """The sign of life of each worker, and of each caller in a worker's place, for a watchdog; from any thread, and
+        it waits for no lock.
+        """
         patience_s = max(self._patience_s, PATIENCE_RUNS * (self.service_s or 0.0))
+        workers = [(str(number), worker) for number, worker in enumerate(tuple(self._pulses))]
         return tuple(
-            Pulse(f"{self._name}-{number}", worker.beats, worker.busy, patience_s)
-            for number, worker in enumerate(tuple(self._pulses))
+            Pulse(f"{self._name}-{name}", worker.beats, worker.busy, patience_s)
+            for name, worker in (*workers, *self._callers.copy().items())
         )
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -302,9 +306,10 @@ class BoundedExecutor:
         if decision.act == "refuse":
             self._sample("refused")
             raise Full(f"{self._name}: {decision.reason}", retry_after_s=decision.retry_after_s)
-        self._sample("queued" if decision.act == "queue" else "ran_here", wait_s=self.wait_s())
         if decision.act == "caller_runs":
             self._work_off(ticket)
+        else:
+            self._sample("queued", wait_s=self.wait_s())
 
     def _take_place(self, own: Ticket) -> None:
         """A caller is one of the workers from the next end of a run on, before any worker; under the lock."""
@@ -318,17 +323,22 @@ class BoundedExecutor:
             raise self._closing()
         self._running.add(threading.current_thread())
         self._queue.append(own)
+        self._peak_waiting = max(self._peak_waiting, self.waiting)
 
     def _work_off(self, own: Ticket) -> None:
         """In a caller's thread: what waits, in order, up to and with the caller's own; then the place is free again."""
+        place = self._callers[threading.current_thread().name] = _Worker(busy=True)
         try:
+            self._sample("ran_here", wait_s=self.wait_s())
             while own.state == "waiting":
                 with self._lock:
                     if not self._queue:
                         break
                     ticket = self._next()
+                place.beats += 1
                 self._execute(ticket, leaves=ticket is own)
         finally:
+            self._callers.pop(threading.current_thread().name, None)
             with self._lock:
                 self._leave()
 
@@ -459,30 +469,6 @@ class BoundedExecutor:
 
     def _closing(self) -> EngineError:
         return EngineError(f"{self._name} is closed", next_step="send the request to another target")
-
-
-SWITCH_S = 0.001
-"""A thread that runs Python hands over after this long, where others want to (CPython's own value is 5 ms). A user's
-request changes threads a dozen times, and each time it waits behind answers of others that are worked on just then."""
-
-
-def hand_over_soon() -> None:
-    """Once, in a process of our own: a host that we are a guest of keeps its setting. Costs crowded work about 3 %."""
-    sys.setswitchinterval(SWITCH_S)
-
-
-LAST_NICENESS = 19
-
-
-def stand_back(niceness: int) -> None:
-    """Let the process's other threads have the cores first, from the calling thread on: so far behind what the process
-    itself was started with. Linux alone has that per thread."""
-    if niceness > 0 and sys.platform == "linux":
-        try:
-            behind_all = min(LAST_NICENESS, os.getpriority(os.PRIO_PROCESS, os.getpid()) + niceness)
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), behind_all)
-        except OSError as err:
-            _log.debug("a thread keeps its priority: %s", err)
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

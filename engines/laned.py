@@ -16,10 +16,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from engines.executor import BoundedExecutor, stand_back
+from engines.executor import BoundedExecutor
 from engines.give_way import given_way_s
 from engines.port import TensorAnswer, Worked
 from engines.remote_frames import FramesEndpoint
+from engines.thread_priority import stand_back
 from links.port import FrameStream, Link
 from protocol.clock import Clock
 from protocol.errors import LinkClosed, LinkTimeout, MidstreamError
@@ -45,7 +46,7 @@ class LanedEndpoint:
     Args:
         link: the name that samples carry.
         open_link: makes a link to the server, for each stream anew; called in the lane's thread, where that link lives.
-        executor: where answers are worked on; the lane runs what finds no room there.
+        executor: where answers are worked on; when it is full the lane takes a worker's place there.
         sink: takes samples on the house's loop.
     """
 

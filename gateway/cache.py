@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,7 @@ from gateway.ports import CachedAnswer, CacheKey
 from gateway.vectors import ScopedIndex
 from protocol.clock import WallClock, wall_now
 from protocol.durable import sqlite_error
-from protocol.errors import MidstreamError
+from protocol.errors import Full, MidstreamError
 
 log = logging.getLogger("midstream.gateway.cache")
 
@@ -34,6 +35,9 @@ NEIGHBOURS = 4
 """The nearest may differ by a number while the second asks the same; more would be luck."""
 
 FILE = "answers.sqlite"
+
+BUSY_S = 1.0
+"""A lookup that has waited so long for the cache's thread is a miss: a graph that is made anew there takes minutes."""
 
 SWEEP = 256
 """Entries that one sweep forgets at most, so that no lookup waits long behind it."""
@@ -148,11 +152,13 @@ class SemanticCache:
         return evolve(hit.answer, source=f"{hit.kind} cache, first made by {hit.answer.source}") if hit else None
 
     async def look_up(self, key: CacheKey) -> CacheHit | None:
-        """As `find`, with what the hit rests on."""
+        """As `find`, with what the hit rests on. Raises Full while the cache makes a graph anew, LinkError and its kin
+        for faults of the disk.
+        """
         if key.personal or self._store is None:
             return None
         wanted = lookup_key(key, self.embedder_id)
-        hit = await self._do(self._exact, wanted)
+        hit = await self._soon(self._exact, wanted)
         if hit is None and wanted.question and self.semantic:
             hit = await self._near(wanted)
         if hit is None:
@@ -190,7 +196,7 @@ class SemanticCache:
         vector = await self._vector(key.question)
         if vector is None:
             return None
-        for hit, question in await self._do(self._candidates, key, vector):
+        for hit, question in await self._soon(self._candidates, key, vector):
             if self._check is None or await self._check(question, key.question):
                 return hit
             self._told_apart("check")
@@ -206,6 +212,14 @@ class SemanticCache:
 
         return numpy.asarray(made[0], dtype=numpy.float32)
 
+    async def _soon(self, work: Callable[..., T], *arguments: Any) -> T:
+        """As `_do`, for who can do without. Raises Full when the cache's thread has something longer to do."""
+        try:
+            async with asyncio.timeout(BUSY_S):
+                return await self._do(work, *arguments)
+        except TimeoutError as err:
+            raise Full("the cache's thread is busy", retry_after_s=1.0) from err
+
     async def _do(self, work: Callable[..., T], *arguments: Any) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
@@ -220,7 +234,9 @@ class SemanticCache:
         if self._embedder is None:
             return
         self._index = ScopedIndex(self._embedder.dimensions, self._settings.flat_limit)
-        load_graphs(folder, self._index, self._store, self._embedder.id)
+        added = load_graphs(folder, self._index, self._store, self._embedder.id)
+        if folder is not None and added > self._settings.flat_limit:
+            save_graphs(folder, self._index, self._embedder.id)  # a kill before close() costs it no second time
 
     def _shut(self) -> None:
         store, self._store = self._store, None
@@ -312,6 +328,9 @@ class SemanticCache:
             for entry, _ in entries:
                 store.drop(entry)
         if self._index is not None:
+            for scope, gone in Counter(scope for _, scope in entries).items():
+                if self._index.size(scope) <= gone:  # a tenant has its scopes to itself
+                    self._index.clear(scope)
             for entry, scope in entries:
                 self._index.remove(scope, entry)
         return len(entries)

@@ -16,16 +16,21 @@ BATCH = 4_096
 """Vectors added in one call."""
 
 
-def load_graphs(folder: Path | None, index: ScopedIndex, store: CacheStore, embedder_id: str) -> None:
-    """Fill an empty index: saved graphs first, corrected by the store, then every vector that no graph has."""
+def load_graphs(folder: Path | None, index: ScopedIndex, store: CacheStore, embedder_id: str) -> int:
+    """Fill an empty index: saved graphs first, corrected by the store, then every vector that no graph has; returns how
+    many those were.
+    """
     import numpy
 
+    added = 0
     for scope, vectors in groupby(store.vectors(embedder_id), key=lambda vector: vector.scope):
         rows = list(vectors)
         present = _adopted(folder, index, scope, embedder_id, {row.id for row in rows})
         for batch in _batches(row for row in rows if row.id not in present):
             data = numpy.frombuffer(b"".join(row.data for row in batch), dtype="<f2")
             index.add(scope, [row.id for row in batch], data.reshape(len(batch), -1).astype(numpy.float32))
+            added += len(batch)
+    return added
 
 
 def save_graphs(folder: Path, index: ScopedIndex, embedder_id: str) -> None:

@@ -188,7 +188,7 @@ class HnswIndex:
         self._index.save(str(file))
 
     def load(self, file: Path) -> bool:
-        """Take a saved index; False, and empty, when the file is no index of this kind, or has fewer links."""
+        """Take a saved index; False, and empty, when the file is no index of this kind, with as many links."""
         try:
             self._index.load(str(file))
         except (RuntimeError, ValueError, OSError):  # usearch's reader, for a damaged file
@@ -236,6 +236,14 @@ class ScopedIndex:
         index.remove(entry)
         if not len(index):
             del self._scopes[scope]
+
+    def size(self, scope: str) -> int:
+        """Entries of one scope."""
+        return len(self._scopes.get(scope, ()))
+
+    def clear(self, scope: str) -> None:
+        """Forget all entries of one scope, at once."""
+        self._scopes.pop(scope, None)
 
     def nearest(self, scope: str, vector: Any, count: int) -> list[Neighbour]:
         """Nearest first; nothing from any other scope."""

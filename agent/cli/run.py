@@ -38,7 +38,7 @@ RUNNING_S = 2.0
 
 def agent(argv: list[str]) -> int:
     """Run the agent until SIGTERM or Ctrl-C; drains first. 2 when the configuration or the port is wrong."""
-    from engines.executor import hand_over_soon
+    from engines.thread_priority import hand_over_soon
 
     parser = argparse.ArgumentParser(prog="midstream agent", description="run the agent on this device")
     _add_settings(parser)

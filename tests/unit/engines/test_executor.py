@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from engines.executor import LAST_NICENESS, SWITCH_S, BoundedExecutor, OnDone, hand_over_soon
+from engines.executor import BoundedExecutor, OnDone
+from engines.thread_priority import LAST_NICENESS, SWITCH_S, hand_over_soon
 from protocol.errors import BadRequest, EngineError, Full
 from protocol.events import QueueSampled, RecordingEmit
 
@@ -116,6 +117,47 @@ async def test_what_waits_goes_on_when_a_caller_has_given_its_place_back(single:
     assert await asyncio.gather(*calls) == [2, 3, 4, 5]
     assert sorted(gate.started) == list(range(6))
     assert (single.running, single.waiting) == (0, 0)
+
+
+async def test_a_caller_in_a_workers_place_has_a_pulse_of_its_own(single: BoundedExecutor, gate: Gate) -> None:
+    """What hangs in its hands is seen, also when it was another's work."""
+    fill_single(single, gate)
+    stuck, entered = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        entered.set()
+        return stuck.wait(10)
+
+    calling = asyncio.create_task(asyncio.to_thread(single.call, hang))
+    await asyncio.sleep(0.05)
+    assert [pulse.name for pulse in single.pulses()] == ["test-0"]
+    gate.open.set()
+    assert await asyncio.to_thread(entered.wait, 5)
+    (place,) = [pulse for pulse in single.pulses() if pulse.name != "test-0"]
+    assert place.busy and place.beats == 2, "the work that came first, then its own"
+    stuck.set()
+    assert await calling
+    assert [pulse.name for pulse in single.pulses()] == ["test-0"]
+
+
+async def test_a_caller_whose_events_nobody_takes_gives_its_place_back(gate: Gate) -> None:
+    def emit(event: object) -> None:
+        if isinstance(event, QueueSampled) and event.outcome == "ran_here":
+            raise ValueError("a sink with a bug")
+
+    executor = BoundedExecutor("test", 1, 0.1, emit=emit, max_waiting=1)
+    try:
+        fill_single(executor, gate)
+        calling = asyncio.create_task(asyncio.to_thread(executor.call, gate.work, 2))
+        await asyncio.sleep(0.05)
+        gate.open.set()
+        with pytest.raises(ValueError, match="a sink"):
+            await calling
+        await asyncio.to_thread(executor.wait_until_idle, 10.0)
+        assert await executor.run(gate.work, 3) == 3
+        assert executor.metrics().peak_waiting == 2, "a caller's own work waits with what came before it"
+    finally:
+        executor.close()
 
 
 async def test_closing_ends_callers_that_wait_for_a_place(single: BoundedExecutor, gate: Gate) -> None:

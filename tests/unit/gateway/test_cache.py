@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -200,6 +202,45 @@ async def test_a_torn_graph_file_is_made_anew_from_the_store(rig: Rig) -> None:
     graph.write_bytes(graph.read_bytes()[:200])
     await rig.open(flat_limit=4)
     assert await rig.find("please question about subjectc and nothing besides") == "semantic"
+
+
+async def test_a_graph_that_was_made_anew_is_saved_at_once(rig: Rig) -> None:
+    """A kill before the cache is closed costs no second making."""
+    await rig.cache.close()
+    await rig.open(flat_limit=4)
+    for number in range(12):
+        await rig.keep(f"question about subject{chr(97 + number)} and nothing besides")
+    await rig.cache.close()
+    (graph,) = rig.folder.glob("*.usearch")
+    graph.unlink()
+    await rig.open(flat_limit=4)
+    assert graph.exists()
+
+
+async def test_a_lookup_behind_longer_work_of_the_caches_thread_is_a_miss(rig: Rig) -> None:
+    await rig.keep(QUESTION)
+    over = threading.Event()
+    busy = asyncio.create_task(rig.cache._do(over.wait, 30.0))
+    await asyncio.sleep(0)
+    key = CacheKey("a", chat(QUESTION))
+    assert await rig.cache.find(key) is None and not busy.done() and rig.cache.counts.faults == 1
+    over.set()
+    assert await busy and (await rig.cache.find(key)) is not None
+
+
+async def test_forgetting_a_tenant_makes_no_graph_anew(rig: Rig) -> None:
+    await rig.cache.close()
+    await rig.open(flat_limit=4)
+    texts = [f"question about subject{chr(97 + number)} and nothing besides" for number in range(20)]
+    for text in texts:
+        await rig.keep(text)
+    made = rig.cache._index
+    assert made is not None
+    ((_, graph),) = made.graphs()
+    before = graph._index
+    assert await rig.cache.forget("a") == 20
+    assert len(made) == 0 and graph._index is before and len(graph) == 20
+    assert [await rig.find(text) for text in texts] == [None] * 20
 
 
 async def test_eviction_keeps_what_was_used_and_the_index_whole(rig: Rig) -> None:

@@ -9,8 +9,20 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from benchmarks.handoff_again import FORGETTING, Heard, Read, _Listening, as_reads, made_again, own_between, read_alike
+from benchmarks.handoff_again import (
+    FORGETTING,
+    Heard,
+    Read,
+    _Listening,
+    as_reads,
+    made_again,
+    own_between,
+    read_alike,
+    shared,
+)
+from benchmarks.handoff_law import verdict
 from benchmarks.handoff_plan import GEMMA, PROMPTS, SMOL
+from benchmarks.handoff_score import NATS, Suspect
 from benchmarks.handoff_stage import Actor, Binding
 from protocol.text import TextRequest, Token
 
@@ -102,6 +114,31 @@ async def test_nothing_of_an_answer_is_in_the_cache_when_it_is_made_again() -> N
     engine = Rounding()
     await made_again(engine, [Read(1, (1, 2))], (1, 2), 9)
     assert engine.read == [(FORGETTING,), (FORGETTING + 1,), (1, 2)]
+
+
+@define
+class Losing(Rounding):
+    """An engine that loses the first new token whenever it goes on from a prefix that its cache has."""
+
+    told: tuple[int, ...] = ()
+
+    async def prepare(self, request: TextRequest, deadline_s: float) -> Running:
+        ids = tuple(part for part in request.prompt if isinstance(part, int))
+        kept = shared(ids[:-1], self.told)
+        self.told, self.pieces = ids, ()
+        self.cache = ids[:kept] + ids[kept + (kept > 0) :]
+        return Running(self, request.sampling.max_tokens)
+
+
+async def test_an_engine_that_loses_a_token_each_time_is_not_excused_by_losing_it_again() -> None:
+    given = (1, 2, 3, 4, 5, 6)
+    reads = (Read(1, (1, 2, 3), 0), Read(1, given, 3))
+    wrong = 10 + sum(given[:3] + given[4:]) % 89
+    assert await made_again(Losing(), reads, given, wrong)
+    again, nats = await verdict(Losing(), Suspect("m", given, wrong, b"%d " % wrong, 7.5, reads))
+    assert not again and nats > NATS
+    rounding = Suspect("m", given, wrong, b"%d " % wrong, 0.3, reads)
+    assert await verdict(Losing(), rounding) == (True, 0.3), "what lies as near as rounding goes is"
 
 
 def test_what_is_read_alike_ends_with_the_last_beginning_and_leaves_out_what_was_never_read() -> None:
