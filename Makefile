@@ -10,7 +10,7 @@ help: ## list these commands
 setup: ## everything for development: .venv, broker, models
 	@.ci/setup.sh test
 
-demo: ## a coordinator and an agent on this machine; watch the seam move (under 3 minutes)
+demo: ## a coordinator and an agent on this machine; watch the seam move (3 minutes, more on a busy machine)
 	@.ci/setup.sh demo
 	@.venv/bin/python -m benchmarks.demo --out demo.jsonl
 

@@ -150,6 +150,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
 def _link_text(way: dict[str, Any]) -> str:
     """State, speed and round trip of one way to the coordinator."""
     parts = [str(way.get("state")) + (f" ({way['path']})" if way.get("path") else "")]
+    if way.get("state") == "down":  # what it was like last says nothing now
+        return parts[0]
     if way.get("bytes_per_s"):
         parts.append(f"{way['bytes_per_s'] * 8 / 1e6:.1f} Mbit/s up")
     if way.get("rtt_ms") is not None:

@@ -310,7 +310,7 @@ def test_progress_is_silent_for_two_seconds_and_plain_without_a_terminal() -> No
 
 def test_status_shows_both_ways_to_the_coordinator() -> None:
     ways = {
-        "cloud": {"state": "down", "bytes_per_s": None, "rtt_ms": None, "samples": 0},
+        "cloud": {"state": "down", "bytes_per_s": 160_000_000, "rtt_ms": 22.0, "samples": 4},
         "webrtc": {"state": "up", "path": "host-relay", "bytes_per_s": 2_500_000, "rtt_ms": 12.4, "samples": 9},
     }
     shown = [line for line in status_lines({"links": ways}) if line.startswith("link")]
