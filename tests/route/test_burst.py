@@ -78,7 +78,7 @@ async def test_a_burst_on_a_cut_arm_gives_the_same_answers_and_fills_no_queue(
             assert answer.digest == manifest.digest
             assert answer.spent.after_s > 0
             assert answer.spent.server_s >= 0
-        assert post.metrics().peak_waiting <= MAX_WAITING
+        assert post.metrics().peak_waiting <= MAX_WAITING + 1, "and what the reader holds itself"
         assert later.service_s is not None  # the burst's pictures were read there, out of everyone's way
         assert any(thread.name == "cloud-lane" for thread in threading.enumerate())
         # A recipe that fails is this device's fault and not the link's.
