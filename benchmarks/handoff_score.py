@@ -132,14 +132,14 @@ class Scored:
 class Oracle:
     """One-shot passes of a model over whole texts, with the logits of every position, by llama-cpp-python."""
 
-    def __init__(self, file: Path, context_tokens: int, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> None:
+    def __init__(self, file: Path, context_tokens: int) -> None:
         import llama_cpp
 
         self._model: Any = llama_cpp.Llama(
             str(file),
             n_ctx=context_tokens,
             n_batch=context_tokens,
-            n_ubatch=micro_batch_tokens,
+            n_ubatch=MICRO_BATCH_TOKENS,
             n_threads=1,
             n_threads_batch=2,
             flash_attn=True,
@@ -165,11 +165,6 @@ class Oracle:
         if not answer or isinstance(answer[0], int):
             return self.answer_ids(answer)
         return self.ids(b"".join(one.data for one in answer if isinstance(one, Token)))
-
-    def below(self, given: Sequence[int], made: Sequence[int]) -> list[float]:
-        """How far below the best one each token of `made` lies, behind `given` and those of `made` before it."""
-        best, chosen, _ = self._pass(given, made)
-        return [float(nats) for nats in best - chosen]
 
     def _pass(self, head: Sequence[int], answer: Sequence[int]) -> tuple[Any, Any, Any]:
         """Logits of the answer's tokens: of the best one there, of the one that was chosen, and all of them."""

@@ -122,7 +122,7 @@ class BoundedExecutor:
         self._threads: list[threading.Thread] = []
         self._pulses: list[_Worker] = []
         self._running: set[threading.Thread] = set()
-        self._callers: dict[str, _Worker] = {}
+        self._callers: dict[threading.Thread, _Worker] = {}
         self._callers_waiting = 0
         self._peak_waiting = 0
         self._closed = False
@@ -194,9 +194,10 @@ class BoundedExecutor:
         """
         patience_s = max(self._patience_s, PATIENCE_RUNS * (self.service_s or 0.0))
         workers = [(str(number), worker) for number, worker in enumerate(tuple(self._pulses))]
+        callers = [(thread.name, place) for thread, place in self._callers.copy().items()]
         return tuple(
             Pulse(f"{self._name}-{name}", worker.beats, worker.busy, patience_s)
-            for name, worker in (*workers, *self._callers.copy().items())
+            for name, worker in (*workers, *callers)
         )
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -327,7 +328,7 @@ class BoundedExecutor:
 
     def _work_off(self, own: Ticket) -> None:
         """In a caller's thread: what waits, in order, up to and with the caller's own; then the place is free again."""
-        place = self._callers[threading.current_thread().name] = _Worker(busy=True)
+        place = self._callers[threading.current_thread()] = _Worker(busy=True)
         try:
             self._sample("ran_here", wait_s=self.wait_s())
             while own.state == "waiting":
@@ -338,7 +339,7 @@ class BoundedExecutor:
                 place.beats += 1
                 self._execute(ticket, leaves=ticket is own)
         finally:
-            self._callers.pop(threading.current_thread().name, None)
+            self._callers.pop(threading.current_thread(), None)
             with self._lock:
                 self._leave()
 

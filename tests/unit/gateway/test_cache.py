@@ -192,13 +192,19 @@ async def test_everything_is_found_again_after_a_restart(rig: Rig, flat_limit: i
     assert [await rig.find("please " + text) for text in texts].count("semantic") >= 38
 
 
-async def test_a_torn_graph_file_is_made_anew_from_the_store(rig: Rig) -> None:
+async def saved_graph(rig: Rig) -> Path:
+    """Of a cache with twelve entries, closed again."""
     await rig.cache.close()
     await rig.open(flat_limit=4)
     for number in range(12):
         await rig.keep(f"question about subject{chr(97 + number)} and nothing besides")
     await rig.cache.close()
     (graph,) = rig.folder.glob("*.usearch")
+    return graph
+
+
+async def test_a_torn_graph_file_is_made_anew_from_the_store(rig: Rig) -> None:
+    graph = await saved_graph(rig)
     graph.write_bytes(graph.read_bytes()[:200])
     await rig.open(flat_limit=4)
     assert await rig.find("please question about subjectc and nothing besides") == "semantic"
@@ -206,12 +212,7 @@ async def test_a_torn_graph_file_is_made_anew_from_the_store(rig: Rig) -> None:
 
 async def test_a_graph_that_was_made_anew_is_saved_at_once(rig: Rig) -> None:
     """A kill before the cache is closed costs no second making."""
-    await rig.cache.close()
-    await rig.open(flat_limit=4)
-    for number in range(12):
-        await rig.keep(f"question about subject{chr(97 + number)} and nothing besides")
-    await rig.cache.close()
-    (graph,) = rig.folder.glob("*.usearch")
+    graph = await saved_graph(rig)
     graph.unlink()
     await rig.open(flat_limit=4)
     assert graph.exists()
