@@ -201,10 +201,16 @@ class Connection:
         return client
 
     async def _connect(self) -> None:
-        """TCP, TLS and the CONNECT packet, in a daemon thread that cleans up after itself if nobody waits any more."""
+        """TCP, TLS and the CONNECT packet, in a daemon thread; its socket is closed if nobody waits for it any more."""
         settings, client, loop = self._settings, self._client, self._loop
         done: asyncio.Future[None] = loop.create_future()
-        given_up = threading.Event()
+        given_up, finished = threading.Event(), threading.Event()
+
+        def close_if_unwanted() -> None:
+            """Both sides call it after setting their event, so that whoever comes second closes the socket."""
+            socket = client.socket()
+            if given_up.is_set() and finished.is_set() and socket is not None:
+                socket.close()
 
         def settle(error: BaseException | None) -> None:
             if done.cancelled():
@@ -226,9 +232,8 @@ class Connection:
                 )
             except Exception as err:  # noqa: BLE001 - carried over to the waiting coroutine, which sorts it
                 error = err
-            socket = client.socket()
-            if given_up.is_set() and socket is not None:
-                socket.close()
+            finished.set()
+            close_if_unwanted()
             with contextlib.suppress(RuntimeError):  # the loop is gone: nobody is left to tell
                 loop.call_soon_threadsafe(settle, error)
 
@@ -237,6 +242,7 @@ class Connection:
             await done
         except asyncio.CancelledError:
             given_up.set()
+            close_if_unwanted()
             raise
 
     def _connect_properties(self) -> Properties | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -75,6 +77,25 @@ async def test_dial_now_ends_a_long_pause(free_port: Callable[[], int]) -> None:
             await came.wait()
     server.close()
     await server.wait_closed()
+
+
+async def test_a_dial_given_up_just_as_it_succeeds_leaves_no_socket(free_port: Callable[[], int]) -> None:
+    """The connecting thread is through, and the event loop has not heard of it yet."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as server:
+        async with channel_to(port) as channel:
+            channel.start()
+            while channel._connection is None:
+                await asyncio.sleep(0)
+            peer, _ = server.accept()
+            assert peer.recv(1) == b"\x10"  # the CONNECT packet has been sent
+            for thread in [thread for thread in threading.enumerate() if thread.name == "mqtt connect"]:
+                thread.join()
+            channel._supervisor.cancel()  # type: ignore[union-attr]
+        peer.settimeout(5)
+        while peer.recv(4096):
+            pass
+        peer.close()
 
 
 async def test_a_pace_holds_dialling_back_and_sets_the_keepalive_of_the_next_connection(
