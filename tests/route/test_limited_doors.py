@@ -168,9 +168,13 @@ async def test_many_at_once_do_not_all_pass_a_budget(door: Door, tmp_path: Path)
 
 async def test_a_client_that_leaves_and_a_time_out_give_their_places_back(door: Door, tmp_path: Path) -> None:
     async with door(tmp_path, max_concurrent=3) as at:
-        waiting = [asyncio.create_task(at.ask(stream=number == 0)) for number in range(3)]
-        await asyncio.sleep(0.15)
+        at.engine.answer_tokens = 400  # 20 s: nobody is through before the places are counted
+        waiting = [asyncio.create_task(at.ask(max_tokens=400, stream=number == 0)) for number in range(3)]
+        async with asyncio.timeout(10):
+            while at.reserved().get("places", 0) < 3:
+                await asyncio.sleep(0.01)
         assert (await at.ask()).status == 429
+        at.engine.answer_tokens = 8
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -77,7 +77,7 @@ async def test_models_make_room_for_each_other_and_pinned_ones_stay(house: House
 
 async def test_first_requests_for_many_models_wait_for_their_loads(tmp_path: Path) -> None:
     """Before any load was measured there is room for one load per model, not for one."""
-    executor = BoundedExecutor("local", 1, 5.0, max_waiting=10)
+    executor = BoundedExecutor("local", 1, 60.0, max_waiting=10)
     runtime, pool = FakeTensorRuntime(load_delay_s=0.03), ModelPool(1 << 30)
     endpoint = LocalEndpoint(None, pool, executor, {"fake": runtime})
     found = House(endpoint, runtime, pool, executor, tmp_path)
@@ -85,7 +85,7 @@ async def test_first_requests_for_many_models_wait_for_their_loads(tmp_path: Pat
         names = [f"m{number}" for number in range(5)]
         for name in names:
             found.register(name)
-        answers = await asyncio.gather(*(endpoint.infer(name, [X], 5.0) for name in (*names, *names)))
+        answers = await asyncio.gather(*(endpoint.infer(name, [X], 60.0) for name in (*names, *names)))
         assert len(answers) == 10
         assert len(runtime.loaded) == 5
     finally:
