@@ -5,6 +5,7 @@ Blocking; the command line calls it directly, the houses from a thread.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import fcntl
 import os
@@ -78,10 +79,11 @@ class ModelStore:
         """The entry of a known model. Raises NotFound."""
         stored = self._stored(name)
         if stored is None:
-            known = ", ".join(sorted(self._catalogue)[:20])
-            raise NotFound(
-                f"there is no model {name[:100]!r}", next_step=f"midstream models list; known: {known}", field="model"
-            )
+            names = sorted(self._catalogue)
+            near = difflib.get_close_matches(name[:100], names, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            step = f"{meant}midstream models list; known: {', '.join(names[:20])}"
+            raise NotFound(f"there is no model {name[:100]!r}", next_step=step, field="model")
         return stored.entry
 
     def path(self, name: str) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.catalogue import load_catalogue
 from engines.incoming import SPACE_MARGIN_BYTES, Incoming, no_progress
 from engines.model_files import sniff
 from engines.store import ModelStore
@@ -66,6 +67,12 @@ def test_unknown_and_hostile_names_are_not_found(store: ModelStore) -> None:
     for name in ("nobody", "../m", "/etc/passwd", "", "a\0b", ".locks"):
         with pytest.raises(NotFound):
             store.path(name)
+
+
+def test_a_slip_in_a_name_is_told_with_what_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as missed:
+        ModelStore(tmp_path, load_catalogue()).path("smollm2-135")
+    assert str(missed.value.next_step).startswith("did you mean smollm2-135m?")
 
 
 def test_wrong_bytes_never_appear(store: ModelStore, source: Path) -> None:
