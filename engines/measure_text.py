@@ -31,6 +31,9 @@ RUNS = 3
 BUDGET_S = 12.0
 _WORDS = ("river", "stone", "cloud", "lamp", "paper", "wheel", "salt", "north")
 
+Rates = tuple[Measured, Measured | EngineError]
+"""(prefill, decode): an EngineError when no run gave LEAST_TIMES tokens one after the other."""
+
 MakeEngine = Callable[[int], TextEngine]
 """An engine with that many threads; the probe closes it."""
 
@@ -69,21 +72,24 @@ def text_probes(
 
 
 class _Both:
-    """One measurement that gives two results, each handed out once."""
+    """One measurement that gives two results, each handed out once; the second may be why there is none."""
 
-    def __init__(self, measure_both: Callable[[], Coroutine[Any, Any, tuple[Measured, Measured]]]) -> None:
+    def __init__(self, measure_both: Callable[[], Coroutine[Any, Any, Rates]]) -> None:
         self._measure_both = measure_both
-        self._kept: dict[int, Measured] = {}
+        self._kept: dict[int, Measured | EngineError] = {}
 
     def take(self, place: int) -> Measured:
         if place not in self._kept:
             self._kept = dict(enumerate(asyncio.run(self._measure_both())))
-        return self._kept.pop(place)
+        found = self._kept.pop(place)
+        if isinstance(found, EngineError):
+            raise found
+        return found
 
 
 async def _measure_and_close(
     make: MakeEngine, digest: str, engine: str, threads: int, runs: int, budget_s: float, clock: Clock
-) -> tuple[Measured, Measured]:
+) -> Rates:
     made = make(threads)
     try:
         return await measure(made, digest, engine=engine, threads=threads, runs=runs, budget_s=budget_s, clock=clock)
@@ -100,10 +106,10 @@ async def measure(
     runs: int = RUNS,
     budget_s: float = BUDGET_S,
     clock: Clock = time.perf_counter,
-) -> tuple[Measured, Measured]:
-    """(prefill, decode) of a ready engine: at most `runs` runs after warming up, no new one after `budget_s` seconds.
+) -> Rates:
+    """Rates of a ready engine: at most `runs` runs after warming up, no new one after `budget_s` seconds.
 
-    Raises EngineError when no run gave LEAST_TIMES tokens one after the other; a run is cut at twice the budget.
+    A run is cut at twice the budget.
     """
     await made.capabilities()
     end_s = clock() + budget_s
@@ -119,14 +125,11 @@ async def measure(
         refused = why_no_rate(times_s)
         if not refused:
             decodes.append((times_s[-1] - times_s[0], len(times_s) - 1))
+    prefill_rate = _measured(prefills, digest, engine, threads, "prefill")
     if not decodes:
-        raise EngineError(
-            f"the decode speed cannot be measured: {refused}", next_step="measure again on an idle machine"
-        )
-    return (
-        _measured(prefills, digest, engine, threads, "prefill"),
-        _measured(decodes, digest, engine, threads, "decode"),
-    )
+        why = f"the decode speed cannot be measured: {refused}"
+        return prefill_rate, EngineError(why, next_step="measure again on an idle machine")
+    return prefill_rate, _measured(decodes, digest, engine, threads, "decode")
 
 
 async def _one(

@@ -89,9 +89,15 @@ def test_what_a_rate_may_be_made_of(times_s: list[float], why: str) -> None:
     assert (why in why_no_rate(times_s)) if why else why_no_rate(times_s) == ""
 
 
-def test_a_model_that_says_nothing_has_no_speed() -> None:
-    (prefill, _) = text_probes(
-        lambda threads: FakeTextEngine(answer_tokens=0), "d", model="m", engine="f", threads=(1,)
-    )
+def test_what_was_timed_of_reading_is_kept_where_decoding_has_no_speed() -> None:
+    made: list[int] = []
+
+    def make(threads: int) -> TextEngine:
+        made.append(threads)
+        return FakeTextEngine(answer_tokens=0)
+
+    prefill, decode = text_probes(make, "d", model="m", engine="f", threads=(1,))
+    assert prefill.run().what == "prefill"
     with pytest.raises(EngineError, match="ended after 0 tokens"):
-        prefill.run()
+        decode.run()
+    assert made == [1], "one measurement gave both"
