@@ -21,10 +21,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.report import arguments, percentile, publish
 from benchmarks.semantic_texts import Pair, edits, paraphrases, questions
-from engines.executor import BoundedExecutor
-from engines.local import LocalEndpoint
-from engines.onnx import OnnxRuntime
-from engines.pool import ModelPool
+from engines.encoder import DIMENSIONS, ENCODER, TOKENIZER, Encoder
 from engines.sentences import SentenceEmbedder
 from engines.store import default_store
 from gateway.cache import CacheSettings, SemanticCache
@@ -36,7 +33,6 @@ from protocol.chat import ChatRequest
 from protocol.clock import wall_now
 from protocol.text import Message, Usage
 
-MODEL, TOKENIZER, DIMENSIONS = "minilm-int8", "minilm-tokenizer", 384
 ENTRIES, QUICK_ENTRIES = 1_000_000, 100_000
 SEED = 20261130
 MAX_FALSE_RATIO = 0.005
@@ -49,20 +45,21 @@ GPTCACHE_COSINE = 0.6
 class Rig:
     """The real embedder with one thread, as both houses make it, and its parts."""
 
-    embedder: SentenceEmbedder
-    endpoint: LocalEndpoint
-    executor: BoundedExecutor
+    encoder: Encoder
     tokenizer: Any
 
     @classmethod
-    def make(cls) -> Rig:
+    async def make(cls, folder: Path) -> Rig:
         store = default_store()
-        for name in (MODEL, TOKENIZER):
+        for name in (ENCODER, TOKENIZER):
             store.pull(name)
-        executor = BoundedExecutor("embed", 1)
-        endpoint = LocalEndpoint(store, ModelPool(1 << 30), executor, {"onnx": OnnxRuntime()}, threads=1)
-        embedder = SentenceEmbedder(endpoint, MODEL, store.path(TOKENIZER), store.entry(MODEL).sha256, DIMENSIONS)
-        return cls(embedder, endpoint, executor, Tokenizer.from_file(str(store.path(TOKENIZER))))
+        encoder = Encoder(store, folder)
+        await encoder.start()
+        return cls(encoder, Tokenizer.from_file(str(store.path(TOKENIZER))))
+
+    @property
+    def embedder(self) -> SentenceEmbedder:
+        return self.encoder.embedder
 
     def tokens(self, text: str) -> int:
         """Word pieces, the two marks at the ends included."""
@@ -80,8 +77,7 @@ class Rig:
         return made
 
     async def close(self) -> None:
-        await self.endpoint.close()
-        self.executor.close()
+        await self.encoder.close()
 
 
 def say(line: str) -> None:
@@ -216,7 +212,7 @@ async def timed(cache: SemanticCache, rig: Rig, asked: Sequence[str], vectors: A
 
 
 async def measure(entries: int, embedded: int, folder: Path, traces: Path | None, quick: bool) -> dict[str, object]:
-    rig, rng = Rig.make(), np.random.default_rng(SEED)
+    rig, rng = await Rig.make(folder / "encoder"), np.random.default_rng(SEED)
     pairs = paraphrases(traces, 400, SEED)
     if quick:
         pairs = random.Random(SEED).sample([p for p in pairs if len(p.kept) < 160], 160)
@@ -251,7 +247,7 @@ async def measure(entries: int, embedded: int, folder: Path, traces: Path | None
     keys |= await timed(cache, rig, asked, vectors, held)
     assert cache.index is not None
     keys |= {"memory_mb": cache.index.memory_bytes / 1e6, "entries": entries, "embedded_texts": embedded}
-    keys |= {"build_s": build_s, "restart_s": restart_s}
+    keys |= {"build_s": build_s, "restart_s": restart_s, "encoder_in_eight_bits": rig.encoder.quick}
     await cache.close()
     await rig.close()
     return keys

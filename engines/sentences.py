@@ -30,7 +30,8 @@ class SentenceEmbedder:
 
     def __init__(self, endpoint: TensorEndpoint, model: str, tokenizer: Path, digest: str, dimensions: int) -> None:
         self._endpoint = endpoint
-        self._model = model
+        self.model = model
+        """Which of the endpoint's models runs; another copy of the same one may take its place."""
         self._tokenizer = _load(tokenizer)
         self.dimensions = dimensions
         self.id = f"{model}@{digest[:12]}/{file_sha256(tokenizer)[:12]}/mean"
@@ -53,13 +54,13 @@ class SentenceEmbedder:
             _tensor("attention_mask", mask),
             _tensor("token_type_ids", numpy.zeros_like(ids)),
         ]
-        answer = await self._endpoint.infer(self._model, inputs, DEADLINE_S)
+        answer = await self._endpoint.infer(self.model, inputs, DEADLINE_S)
         return self._pooled(answer.outputs[0], mask)
 
     def _pooled(self, output: Tensor, mask: Any) -> Sequence[Sequence[float]]:
         if output.datatype != "FP32" or output.shape != (*mask.shape, self.dimensions):
             raise EngineError(
-                f"{self._model} gave {output.datatype} {list(output.shape)}, not FP32 {[*mask.shape, self.dimensions]}",
+                f"{self.model} gave {output.datatype} {list(output.shape)}, not FP32 {[*mask.shape, self.dimensions]}",
                 next_step="configure an encoder that gives token vectors",
             )
         import numpy

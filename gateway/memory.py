@@ -5,11 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from engines.executor import BoundedExecutor
-from engines.local import LocalEndpoint
-from engines.pool import ModelPool
-from engines.port import TensorRuntime
-from engines.registry import engine_class
+from engines.encoder import Encoder
 from engines.sentences import SentenceEmbedder
 from engines.store import ModelStore
 from gateway.cache import CacheSettings, SemanticCache
@@ -25,12 +21,8 @@ from protocol.errors import MidstreamError
 
 log = logging.getLogger("midstream.gateway.memory")
 
-ENCODER, TOKENIZER, DIMENSIONS = "minilm-int8", "minilm-tokenizer", 384
 TUNED_THRESHOLD = 0.78
-"""For ENCODER, fixed on one half of the pairs of `python -m benchmarks.semantic_cache`, tried on the other."""
-
-POOL_BYTES = 256 << 20
-"""The encoder takes 23 MB on disk and some 60 MB in memory."""
+"""For the encoder, fixed on one half of the pairs of `python -m benchmarks.semantic_cache`, tried on the other."""
 
 
 def _conversations(settings: MemorySettings, folder: Path) -> ConversationStore:
@@ -47,8 +39,7 @@ class TextMemory:
         self._settings = settings
         self._folder = folder
         self._models = models
-        self._executor: BoundedExecutor | None = None
-        self._endpoint: LocalEndpoint | None = None
+        self._encoder: Encoder | None = None
         self._kept = _conversations(settings, folder) if settings.conversations else None
         self.conversations: Conversations = KeptConversations(self._kept) if self._kept else NoConversations()
         self.results: ResultStore = SqliteResults(folder / "results.sqlite")
@@ -61,7 +52,8 @@ class TextMemory:
         settings, embedder = self._settings, None
         if settings.cache == "semantic":
             try:
-                embedder = self.embedder = self._embedder()
+                self._encoder = Encoder(self._models, self._folder / "encoder")
+                embedder = self.embedder = self._encoder.embedder
             except MidstreamError as err:
                 self.why = f"only exact cache hits: {err.message}; {err.next_step}"
                 log.warning("%s", self.why)
@@ -71,14 +63,6 @@ class TextMemory:
             CacheSettings(self._folder, settings.cache_entries, settings.cache_ttl_s, threshold, tuned_for), embedder
         )
 
-    def _embedder(self) -> SentenceEmbedder:
-        encoder, tokenizer = self._models.entry(ENCODER), self._models.path(TOKENIZER)
-        self._models.path(ENCODER)
-        runtimes: dict[str, TensorRuntime] = {"onnx": engine_class("onnx")()}
-        self._executor = BoundedExecutor("sentences", 1)
-        self._endpoint = LocalEndpoint(self._models, ModelPool(POOL_BYTES), self._executor, runtimes, threads=1)
-        return SentenceEmbedder(self._endpoint, ENCODER, tokenizer, encoder.sha256, DIMENSIONS)
-
     @property
     def second_opinion(self) -> SecondOpinion | None:
         """For the router, where there is an encoder and a head for it."""
@@ -87,6 +71,8 @@ class TextMemory:
 
     async def start(self) -> None:
         """Open the cache. A disk that cannot be used leaves it off, with a sentence in `why`."""
+        if self._encoder is not None:
+            await self._encoder.start()
         if self._cache is None:
             return
         try:
@@ -101,10 +87,8 @@ class TextMemory:
             await self._cache.close()
         if self._kept is not None:
             await self._kept.close()
-        if self._endpoint is not None:
-            await self._endpoint.close()
-        if self._executor is not None:
-            self._executor.close()
+        if self._encoder is not None:
+            await self._encoder.close()
 
 
 def remembering(mount: Mount, memory: TextMemory) -> Mount:

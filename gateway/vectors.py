@@ -23,7 +23,7 @@ HOLES_RATIO = 0.25
 
 CONNECTIVITY = 48
 EXPANSION_ADD = 128
-EXPANSION_SEARCH = 288
+EXPANSION_SEARCH = 224
 """HNSW's M, ef_construction and ef_search (arXiv 1603.09320, section 4). Of 800 questions to 200,000 entries, groups of
 fifty around a few thousand, 11 missed their nearest with M = 32 (of another draw 3), none with 48."""
 
