@@ -215,7 +215,7 @@ async def measure(entries: int, embedded: int, folder: Path, traces: Path | None
     rig, rng = await Rig.make(folder / "encoder"), np.random.default_rng(SEED)
     pairs = paraphrases(traces, 400, SEED)
     if quick:
-        pairs = random.Random(SEED).sample([p for p in pairs if len(p.kept) < 160], 160)
+        pairs = random.Random(SEED).sample([p for p in pairs if len(p.kept) < 160], 100)
     pairs += edits([p.kept for p in pairs], SEED)
     say("judging pairs")
     keys = await judged(rig, list(pairs))
@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, help=f"entries in the cache ({ENTRIES}; quick {QUICK_ENTRIES})")
     options = parser.parse_args()
     entries = options.entries or (QUICK_ENTRIES if options.quick else ENTRIES)
-    embedded = 1_000 if options.quick else 20_000
+    embedded = 600 if options.quick else 20_000
     with tempfile.TemporaryDirectory() as folder:
         keys = asyncio.run(measure(entries, embedded, Path(folder), options.traces, options.quick))
     notes = ["the word rules were written with the recorded pairs at hand; the threshold was fixed on one half of all"]
