@@ -116,6 +116,7 @@ class LinkProbe:
             in_doubt=way.in_doubt,
             residuals=tuple(way.residuals),
             expected=way.residuals_at(line),
+            likely=way.likely_at(line, now_s),
         )
 
     def _line(self, way: Way, running: TransferSample | None, rtt_s: float | None, now_s: float) -> Fit:

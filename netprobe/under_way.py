@@ -53,6 +53,15 @@ def doubted(line: Fit, given_up: TransferSample, bad_s: float, ago_s: float) -> 
     held = held_down(line, given_up)
     if held == line or bad_s <= 0:
         return line
-    still: float = (bad_s / (bad_s + max(0.0, ago_s))) ** HOLE_EXPONENT
+    still = 1.0 - recovered(bad_s, ago_s)
     seconds_per_byte = still / held.bytes_per_s + (1.0 - still) / line.bytes_per_s
     return Fit(line.floor_s, 1.0 / seconds_per_byte, line.samples)
+
+
+def recovered(lasted_s: float, ago_s: float) -> float:
+    """Chance that a link is not any more as it was `ago_s` before, when it had been so for `lasted_s`."""
+    lasted_s, ago_s = max(0.0, lasted_s), max(0.0, ago_s)
+    if lasted_s + ago_s <= 0.0:
+        return 0.0
+    still: float = (lasted_s / (lasted_s + ago_s)) ** HOLE_EXPONENT
+    return 1.0 - still

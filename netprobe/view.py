@@ -19,7 +19,8 @@ class LinkView:
     no transfer has confirmed it yet. `residuals`: seconds taken over seconds
     predicted just before, of the last transfers in this direction, newest last, at most MAX_RESIDUALS; one that was
     given up late counts with the time it had taken. `expected`: the same for a transfer that begins now: one that was
-    late by a ratio when less was predicted is expected no later than it was.
+    late by a ratio when less was predicted is expected no later than it was. `likely`: these as far as the link is
+    believed to be as it was last; the longer nothing was sent, the more of them are of its transfers at any time.
     """
 
     floor_s: float
@@ -31,6 +32,7 @@ class LinkView:
     in_doubt: bool = False
     residuals: tuple[float, ...] = ()
     expected: tuple[float, ...] | None = None
+    likely: tuple[float, ...] | None = None
 
     def seconds_for(self, size_bytes: int) -> float:
         """Predicted seconds to move `size_bytes`; infinite when nothing is known or the rate is zero."""

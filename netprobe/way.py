@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 from attrs import define, evolve, field
 
 from netprobe.change import ChangeRules, Jump, jump, says_nothing
 from netprobe.floor import Floor
+from netprobe.under_way import recovered
 from netprobe.view import MAX_RESIDUALS
 from netprobe.window import Fit, Pair, Window
 from protocol.events import TransferSample
@@ -24,7 +26,7 @@ class Way:
     was too slow by far and joined no window, since it was given up, or came after a pause. after_pause: the last
     transfer came after one. recalled: all of the window is of an earlier time. residuals: seconds taken over seconds
     predicted; a change point keeps them, they are what the link does. measured: the transfers of the newest of them.
-    floor: what is known of it besides the window.
+    since_s: when the link began to be as the window says. floor: what is known of it besides the window.
     """
 
     window: Window = field(factory=Window)
@@ -37,6 +39,7 @@ class Way:
     doubted: bool = False
     after_pause: bool = False
     recalled: bool = False
+    since_s: float = inf
     floor: Floor = field(factory=Floor)
 
     def line(self, rtt_s: float | None) -> Fit:
@@ -47,6 +50,28 @@ class Way:
     def in_doubt(self) -> bool:
         """The newest transfer contradicts the window, or none has confirmed what was recalled."""
         return self.recalled or bool(self.jumps)
+
+    def likely_at(self, line: Fit, now_s: float) -> tuple[float, ...]:
+        """The residuals for a transfer that begins at `now_s`. The longer the link was silent, over how long it had
+        been as it was last, the larger is the share of them that says what its transfers took at any time.
+        """
+        kept = self.residuals_at(line)
+        usual = sorted(pair.seconds / max(line.seconds_for(pair.size_bytes), _LEAST_S) for pair in self.measured)
+        changed = round(self._changed(now_s) * len(kept)) if usual else 0
+        if not changed:
+            return kept
+        step, newer = len(usual) / changed, kept[changed:]
+        return (*newer, *(usual[int((place + 0.5) * step)] for place in range(changed)))
+
+    def _changed(self, now_s: float) -> float:
+        """Chance that the link is not any more as it was when it was last seen."""
+        if not self.window.pairs:
+            return 0.0
+        first, seen_s = self.window.pairs[0], self.window.pairs[-1].at_s
+        since_s = min(self.since_s, first.at_s - first.seconds)
+        if self.unfinished is not None:
+            since_s, seen_s = self.bad_since_s, self.unfinished.at_s
+        return recovered(seen_s - since_s, now_s - seen_s)
 
     def residuals_at(self, line: Fit) -> tuple[float, ...]:
         """The residuals for a transfer that `line` predicts: one that was late by a ratio when a fast link was expected
@@ -100,12 +125,14 @@ class Way:
         if kind == "none" or doubts < rules.jumps_after(pair.at_s - self.window.pairs[-1].at_s):
             self._add(pair, rules)
             return False
+        self.since_s = self.jumps[0].at_s - self.jumps[0].seconds
         self.window.restart(self.jumps)
         self.jumps.clear()
         self.kind = "none"
         return True
 
     def _add(self, pair: Pair, rules: ChangeRules) -> None:
+        self.since_s = min(self.since_s, pair.at_s - pair.seconds)
         if self.window.pairs:
             self.floor.take(self.window.pairs[-1], pair, rules.idle_s)
         self.window.add(pair)

@@ -10,21 +10,38 @@ from math import inf, isfinite
 
 from attrs import define, evolve, field, frozen
 
+from netprobe.under_way import recovered
 from netprobe.view import UNKNOWN_LINK, LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.detours import ahead, beside, outrun, trial
-from split_models.hedge import NEVER, Hedge, HedgeBudget, hedge, instead, parting, seconds_alone, usual_s
+from split_models.detours import ahead, beside, safer, trial
+from split_models.hedge import (
+    NEVER,
+    Hedge,
+    HedgeBudget,
+    hedge,
+    instead,
+    parting,
+    seconds_alone,
+    timely,
+    usual_s,
+    worth_trying,
+)
 from split_models.lateness import Lateness
-from split_models.planner import Proposal, exploration, explore_now, propose, slower_way, still_needed_s, worth_a_look
+from split_models.planner import Proposal, exploration, explore_now, propose, slower_way, worth_a_look
+from split_models.progress import Progress
 from split_models.switch import Held, hold
 
 PATIENCE_RATIO = 3.0
 PATIENCE_S = 1.0
-"""A link arm that takes this much longer than predicted, or longer by PATIENCE_RUNS of the device where that is more,
-is given up, and the device answers; one that shows its pace is judged by that, and mostly sooner."""
+"""A link arm that takes this much longer than predicted, or longer by PATIENCE_RUNS of the device where that is more
+(DEAR_PATIENCE_RUNS while late answers have a price), is given up, and the device answers; one that shows its pace is
+judged by that, and mostly sooner."""
 
-PATIENCE_RUNS = 2.0
+PATIENCE_RUNS, DEAR_PATIENCE_RUNS = 2.0, 1.0
+
+SETTLING_PERIODS = 20
+"""What a request began with rests on one transfer: for so long another arm need not be better by the policy's ratio."""
 
 MOST_CREDIT = 4.0
 """Looks at a link that may be saved while it is in use."""
@@ -67,7 +84,8 @@ class Decision:
 @define
 class _Seat:
     """The held arm of one kind of request: what suits one may not suit the other. fled: a link was left for the device
-    without waiting any periods, so that single requests need not wait for them to return.
+    without waiting any periods, so that single requests need not wait for them to return. settling: periods in which
+    what was begun with is still revised without the policy's ratio.
     """
 
     period_began_s: float
@@ -75,6 +93,7 @@ class _Seat:
     finished: bool = False
     waits: bool = False
     starting: bool = True
+    settling: int = 0
     fled: bool = False
 
 
@@ -82,7 +101,8 @@ class _Seat:
 class _LinkState:
     """down_since_s: the last attempt failed then. looked: was explored once. closed_until_s: the far end is left alone
     until then. trouble: why one or the other, for people. alike: requests in a row that sent `sent_bytes` and nothing
-    else. spared: requests since it failed or was tried last; it is tried when they are `pause`.
+    else. spared: requests since it failed or was tried last. failing_since_s: since it failed first after its last
+    answer; tried_s: and was still no better then.
     """
 
     down_since_s: float | None = None
@@ -94,7 +114,8 @@ class _LinkState:
     sent_bytes: int = 0
     alike: int = 0
     spared: int = 0
-    pause: int = 1
+    failing_since_s: float = 0.0
+    tried_s: float = 0.0
 
 
 class Decider:
@@ -109,6 +130,7 @@ class Decider:
         self._links: dict[str, _LinkState] = {}
         self._budget = HedgeBudget()
         self._lateness = Lateness()
+        self._progress = Progress()
         self.last: Proposal | None = None
 
     def held(self, *, encoded: bool = True) -> Held:
@@ -143,7 +165,9 @@ class Decider:
         before = _cost_of(costs, seat.held.arm)
         left = self._switch(seat, proposal, policy, now_s, self._covered(before, device_s, policy), looking)
         if left is not None:
-            return self._decision(seat.held.arm, seat.held.reason, proposal, costs, policy, now_s, left=left)
+            found = self._safer(_cost_of(costs, seat.held.arm), proposal, costs, views, device_s, policy, looking)
+            arm, reason = found or (seat.held.arm, seat.held.reason)
+            return self._decision(arm, reason, proposal, costs, policy, now_s, left=left)
         if seat.waits:
             return self._decision(seat.held.arm, proposal.reason, proposal, costs, policy, now_s, waits=True)
         arm, reason = self._detour(seat, proposal, costs, views, device_s, policy, looking)
@@ -169,15 +193,33 @@ class Decider:
         """The arm of this one request, and why; mostly the held one."""
         held = seat.held.arm
         cost, price_s = _cost_of(costs, held), self._late_price_s(device_s, policy)
-        alone = cost is not None and not self._covered(cost, device_s, policy)
-        if cost is not None and alone and outrun(cost, proposal, views, policy, price_s):
-            return DEVICE_ARM, f"{held} may well be later than the device"
+        other = self._safer(cost, proposal, costs, views, device_s, policy, looking)
+        if other is not None:
+            return other
         found = ahead(held, costs, proposal, views, policy, price_s) if seat.fled or held != DEVICE_ARM else None
         if found is not None and found[0].arm.link not in looking:
             better, sure = found
-            if sure or (held == DEVICE_ARM and self._covered(better, device_s, policy)):
-                return better.arm, f"{better.arm} is better now"
+            if sure or (self._covered(better, device_s, policy) and (held == DEVICE_ARM or timely(better, device_s))):
+                other = self._safer(better, proposal, costs, views, device_s, policy, looking)
+                return other or (better.arm, f"{better.arm} is better now")
         return held, proposal.reason
+
+    def _safer(
+        self,
+        cost: ArmCost | None,
+        proposal: Proposal,
+        costs: Sequence[ArmCost],
+        views: Mapping[str, LinkView],
+        device_s: float,
+        policy: SplitPolicy,
+        looking: Collection[str],
+    ) -> tuple[Arm, str] | None:
+        """Another arm than this one, and why, for a request that may well be late."""
+        if cost is None:
+            return None
+        price_s, allowance_s = self._late_price_s(device_s, policy), self._budget.allowance_s(policy)
+        usable = [one for one in costs if one.arm.link not in looking]
+        return safer(cost, proposal, usable, views, device_s, allowance_s, policy, price_s)
 
     def _decision(
         self,
@@ -218,7 +260,7 @@ class Decider:
         if entry is None or device is None or decision.cost is None or not isfinite(entry.predicted_s):
             return NEVER
         view = slower_way(decision.cost, views)
-        left_s = still_needed_s(decision.cost, views, decision.began_s)
+        left_s = self._progress.left_s(decision.cost, views, decision.began_s, now_s)
         elapsed_s, allowance_s = max(0.0, now_s - decision.began_s), self._budget.allowance_s(policy)
         rest = decision.cost.goes_on_s < decision.device_s
         if rest and not head_over:
@@ -257,6 +299,7 @@ class Decider:
 
     def took(self, decision: Decision, now_s: float) -> None:
         """The request of this decision has its answer, or failed, at `now_s`: whether that was late is remembered."""
+        self._progress.over(decision.began_s)
         device = decision.proposal.of(DEVICE_ARM)
         if device is not None and not device.excluded:
             self._lateness = self._lateness.answered(now_s - decision.began_s, device.predicted_s)
@@ -336,19 +379,21 @@ class Decider:
             most_s = left_s
         if decision.covered:
             return most_s
-        runs_s = PATIENCE_RUNS * device.predicted_s if device and isfinite(device.predicted_s) else 0.0
+        runs = PATIENCE_RUNS if self._lateness.price_s(1.0) == 0 else DEAR_PATIENCE_RUNS
+        runs_s = runs * device.predicted_s if device and isfinite(device.predicted_s) else 0.0
         slack_s = max(PATIENCE_S, runs_s)
         return min(most_s, max(PATIENCE_RATIO * predicted_s, predicted_s + slack_s))
 
     def answered(self, link: str) -> None:
         """`link` gave an answer: whatever was wrong with it is over."""
         state = self._link(link)
-        state.down_since_s, state.spared, state.pause = None, 0, 1
+        state.down_since_s, state.spared = None, 0
 
     def failed(self, link: str, trouble: str, now_s: float) -> None:
         """An attempt failed: leave `link` until it has answered again, or for DOWN_S where nothing looks at it."""
         state = self._link(link)
-        state.down_since_s, state.trouble = now_s, trouble
+        state.failing_since_s = now_s if state.down_since_s is None else state.failing_since_s
+        state.down_since_s, state.tried_s, state.trouble = now_s, now_s, trouble
 
     def close(self, link: str, until_s: float, trouble: str) -> None:
         """The far end of `link` is to be left alone until `until_s`."""
@@ -379,6 +424,7 @@ class Decider:
         if seat.starting and any(entry.arm.link and not entry.excluded for entry in proposal.ranking):
             seat.starting = False
             if proposal.arm.link is not None and proposal.arm.kind in self._start():
+                seat.settling = SETTLING_PERIODS
                 before, seat.held = seat.held.arm, Held(proposal.arm, reason=f"{proposal.arm} to begin with")
                 return before if before != proposal.arm else None
         current = proposal.of(seat.held.arm)
@@ -387,12 +433,14 @@ class Decider:
         seat.waits = False
         if usable and not elapsed:
             return None
-        before, after = seat.held.arm, hold(seat.held, proposal, policy, covered=covered)
+        settled = policy if seat.settling <= 0 else evolve(policy, ratio=0.0)
+        before, after = seat.held.arm, hold(seat.held, proposal, settled, covered=covered)
         seat.waits = usable and after.arm != before and after.arm.link in looking
         if seat.waits:
             return None
         if elapsed:
             seat.period_began_s, seat.finished = now_s, False
+            seat.settling -= 1
         if after.arm != before:
             seat.fled = before.link is not None and after.arm == DEVICE_ARM
         seat.held = after
@@ -402,7 +450,7 @@ class Decider:
         self, costs: Sequence[ArmCost], device_s: float, policy: SplitPolicy, now_s: float, looking: Collection[str]
     ) -> ArmCost | None:
         """An arm of a link that failed, for a request of the device's that the allowance can pay for: the link may
-        answer sooner, and else nothing is lost. At ever longer distances, at the longest one request in N, as looks.
+        answer sooner, and else nothing is lost. As soon as that is worth the allowance, at the latest one request in N.
         """
         if not seconds_alone(policy) or policy.explore_one_in <= 0:
             return None
@@ -410,9 +458,12 @@ class Decider:
             if state.down_since_s is None or state.closed_until_s > now_s or name in looking:
                 continue
             state.spared += 1
-            target = trial(name, costs, device_s, policy) if state.spared >= state.pause else None
+            back = recovered(state.tried_s - state.failing_since_s, now_s - state.tried_s)
+            runs = self._budget.allowance_s(policy) / device_s if device_s > 0 else 0.0
+            due = state.spared >= policy.explore_one_in or worth_trying(back, runs)
+            target = trial(name, costs, device_s, policy) if due else None
             if target is not None and self._covered(target, device_s, policy):
-                state.spared, state.pause = 0, min(2 * state.pause, policy.explore_one_in)
+                state.spared, state.tried_s = 0, now_s
                 state.credit = max(0.0, state.credit - 1.0)
                 return target
         return None

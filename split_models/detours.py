@@ -9,11 +9,12 @@ link to another that takes half as long.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.hedge import seconds_alone, weighed_s, worth_both
+from split_models.hedge import hedge_ends_s, seconds_alone, timely, weighed_s, worth_both
 from split_models.planner import Proposal, exploration, slower_way
 
 SURE_RATIO = 0.5
@@ -29,9 +30,15 @@ TRIAL_RATIO = 0.1
 
 
 def outrun(
-    cost: ArmCost, proposal: Proposal, views: Mapping[str, LinkView], policy: SplitPolicy, late_price_s: float = 0.0
+    cost: ArmCost,
+    proposal: Proposal,
+    views: Mapping[str, LinkView],
+    policy: SplitPolicy,
+    late_price_s: float = 0.0,
+    hedge_ends_s: float = inf,
 ) -> bool:
-    """Whether this one request is better off on the device than on the held arm, beside which no hedge can be afforded.
+    """Whether this one request is better off on the device than on the held arm, beside which no hedge can be afforded,
+    or none that is in time: one that has answered at `hedge_ends_s`.
 
     The link's own statistics say whether the gain is worth the risk, with `late_price_s` for a late answer.
     """
@@ -43,7 +50,45 @@ def outrun(
     if held.predicted_s - held.link_s >= device.predicted_s:
         return False  # however fast the link is: that is for the switch to see
     price_s = late_price_s if held.predicted_s > WORTH_IT_RATIO * device.predicted_s else 0.0
-    return weighed_s(held, slower_way(cost, views), device.predicted_s, price_s) > device.predicted_s
+    weighed = weighed_s(held, slower_way(cost, views), device.predicted_s, price_s, hedge_ends_s)
+    return weighed > device.predicted_s
+
+
+def safer(
+    cost: ArmCost,
+    proposal: Proposal,
+    costs: Sequence[ArmCost],
+    views: Mapping[str, LinkView],
+    device_s: float,
+    allowance_s: float,
+    policy: SplitPolicy,
+    late_price_s: float,
+) -> tuple[Arm, str] | None:
+    """The arm that this one request takes instead, and why, since it may well be late on that of `cost`.
+
+    Where a hedge is affordable and would only be too late, an arm beside which it is in time; else the device.
+    """
+    covered = _affordable(cost, device_s, allowance_s)
+    if covered and timely(cost, device_s):
+        return None
+    ends_s = hedge_ends_s(cost, device_s) if covered else inf
+    if not outrun(cost, proposal, views, policy, late_price_s, ends_s):
+        return None
+    other = _in_time(costs, proposal, device_s, allowance_s)
+    if other is not None:
+        return other, f"a hedge beside {other} is in time"
+    return DEVICE_ARM, f"{cost.arm} may well be later than the device"
+
+
+def _in_time(costs: Sequence[ArmCost], proposal: Proposal, device_s: float, allowance_s: float) -> Arm | None:
+    """The best link arm that is expected before the device, and beside which a hedge is in time and can be afforded."""
+    sooner = [entry.arm for entry in proposal.ranking if not entry.excluded and entry.predicted_s < device_s]
+    fit = {one.arm for one in costs if timely(one, device_s) and _affordable(one, device_s, allowance_s)}
+    return next((arm for arm in sooner if arm.link and arm in fit), None)
+
+
+def _affordable(cost: ArmCost, device_s: float, allowance_s: float) -> bool:
+    return 0.0 < min(device_s, cost.goes_on_s) <= allowance_s
 
 
 def ahead(

@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 
 from netprobe.view import LinkView
 from protocol.policy import SplitPolicy
+from split_models.arm_cost import ArmCost
 from split_models.lateness import LATE_RATIO
 from split_models.planner import Ranked
 
@@ -43,6 +44,9 @@ Fewer than this are spent before a link has recovered, and then it is left inste
 
 REGRET = 2.0
 """An answer that comes later than the device's would have come costs so much more per second that it is later."""
+
+HOPED = 0.5
+"""A link that failed and is back is taken to answer in this share of the device's time."""
 
 AT_ONCE_S = 1e-3
 """A start that is nearer than this is made now."""
@@ -183,16 +187,37 @@ def parting(
     return None
 
 
-def weighed_s(entry: Ranked, view: LinkView, device_s: float, late_price_s: float = 0.0) -> float:
+def weighed_s(
+    entry: Ranked, view: LinkView, device_s: float, late_price_s: float = 0.0, hedge_ends_s: float = inf
+) -> float:
     """Expected seconds of an arm, later ones than the device's `device_s` with the regret of them, and the late ones
     with their price.
 
-    By what the link's last transfers took over their predictions; without any, what is predicted is expected.
+    By what the link's last transfers took over their predictions; without any, what is predicted is expected. The price
+    also counts a hole that was not seen. hedge_ends_s: when a hedge beside it has answered.
     """
-    moments_s = _moments_s(entry, view, device_s)
+    moments_s = [min(hedge_ends_s, seconds) for seconds in _moments_s(entry, view, device_s)]
     late_s = sum(max(0.0, seconds - device_s) for seconds in moments_s)
-    missed = sum(seconds > LATE_RATIO * device_s for seconds in moments_s)
+    missed = sum(seconds > LATE_RATIO * device_s for seconds in moments_s) + _unseen(entry, LATE_RATIO * device_s)
     return (sum(moments_s) + REGRET * late_s + late_price_s * missed) / len(moments_s)
+
+
+def _unseen(entry: Ranked, late_s: float) -> float:
+    """Weight of the holes that were not seen and make this arm later than `late_s`."""
+    if not 0.0 < entry.predicted_s < late_s or entry.link_s <= 0.0:
+        return 0.0
+    share: float = (entry.predicted_s / late_s) ** TAIL_EXPONENT
+    return TAIL_WEIGHT * share
+
+
+def timely(cost: ArmCost, device_s: float) -> bool:
+    """Whether a hedge beside this arm can be in time: it begins when the head has run."""
+    return hedge_ends_s(cost, device_s) <= LATE_RATIO * device_s
+
+
+def hedge_ends_s(cost: ArmCost, device_s: float) -> float:
+    """When a hedge that begins as soon as it can has answered, with the tail or with the whole model."""
+    return cost.device_s + min(cost.goes_on_s, device_s)
 
 
 def usual_s(entry: Ranked, view: LinkView) -> float:
@@ -215,10 +240,17 @@ def worth_both(entry: Ranked, view: LinkView, device_s: float, allowance_s: floa
     return device_s - first_s > _price(allowance_s / device_s) * first_s
 
 
+def worth_trying(chance: float, runs: float) -> bool:
+    """The same for a link that failed and is back with that chance, with `runs` device runs in hand. Nothing else is
+    known of it: it is hoped to answer in HOPED of the device's time.
+    """
+    return chance * (1.0 - HOPED) >= _price(runs) * (1.0 - chance * (1.0 - HOPED))
+
+
 def _moments_s(entry: Ranked, view: LinkView, device_s: float) -> Sequence[float]:
     """When the arm may answer, each as likely; one that is later than predicted by a run of the device is given up."""
     steady_s, most_s = max(0.0, entry.predicted_s - entry.link_s), entry.predicted_s + device_s
-    seen = view.residuals if view.expected is None else view.expected
+    seen = view.residuals if view.likely is None else view.likely
     ratios = (*seen, *PRIOR_RATIOS) if seen else (1.0,)
     return [min(steady_s + entry.link_s * ratio, most_s) for ratio in ratios]
 

@@ -175,6 +175,18 @@ def still_needed_s(cost: ArmCost, views: Mapping[str, LinkView], began_s: float)
     return max(0.0, up_s - going.seconds) + back_s + cost.server_s
 
 
+def moved_bytes(cost: ArmCost, views: Mapping[str, LinkView], began_s: float) -> int | None:
+    """How much of what a request that began then sends or receives has moved; None where nobody counts."""
+    name = cost.arm.link or ""
+    counts = [
+        running.moved_bytes
+        for running in (views.get(name, UNKNOWN_LINK).under_way, views.get(name + DOWN, UNKNOWN_LINK).under_way)
+        if running is not None and not running.complete and running.at_s - running.seconds >= began_s
+    ]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
 def _of_request(view: LinkView, began_s: float) -> TransferSample | None:
     """What moves for a request that began then: part of it is still to come, and how much is known."""
     sample = view.under_way

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netprobe.under_way import doubted, held_down
+from netprobe.under_way import doubted, held_down, recovered
 from netprobe.window import Fit
 from protocol.events import TransferSample
 from tests.unit.netprobe.link import Link, give_up, steady
@@ -121,3 +121,28 @@ def test_a_transfer_given_up_early_is_no_sign_of_a_change() -> None:
     give_up(link, 0.1)
     link.send(100_000, extra_s=3.0)
     assert link.probe.resets == 0
+
+
+def test_a_link_that_was_slow_for_a_moment_is_likely_what_it_was_before_when_it_has_been_silent() -> None:
+    link = Link()
+    steady(link)
+    link.rate /= 20
+    for _ in range(3):
+        link.send(100_000)
+    now = link.probe.view("cloud")
+    assert now.likely is not None
+    assert min(now.likely[-3:]) > 0.5, "as slow as it was"
+    shares = []
+    for _ in range(4):
+        link.clock.advance(20.0)
+        likely = link.probe.view("cloud").likely or ()
+        shares.append(sum(ratio < 0.3 for ratio in likely) / len(likely))
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.5 > sum(ratio < 0.3 for ratio in now.likely) / len(now.likely)
+
+
+@given(st.floats(0.0, 1e6), st.floats(0.0, 1e6))
+def test_what_lasted_long_lasts_on(lasted_s: float, ago_s: float) -> None:
+    assert 0.0 <= recovered(lasted_s, ago_s) <= 1.0
+    assert recovered(lasted_s, 0.0) == 0.0
+    assert recovered(2.0 * lasted_s, ago_s) <= recovered(lasted_s, ago_s) <= recovered(lasted_s, 2.0 * ago_s)

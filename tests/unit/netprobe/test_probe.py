@@ -314,7 +314,8 @@ def test_without_transfers_the_age_grows_and_nothing_else_is_learnt(waits: list[
         link.clock.advance(wait_s)
     view = link.probe.view("cloud")
     assert view.age_s == pytest.approx(before.age_s + sum(waits))
-    assert evolve(view, age_s=before.age_s) == before
+    assert evolve(view, age_s=before.age_s, likely=before.likely) == before
+    assert view.likely == pytest.approx(before.likely, rel=0.01), "it was never seen otherwise"
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])

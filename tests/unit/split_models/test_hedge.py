@@ -243,11 +243,11 @@ def test_what_is_very_late_costs_a_run_of_the_device_more_than_predicted(
 
 
 @given(seconds, seconds, ratios)
-def test_what_the_link_is_expected_to_do_now_goes_before_what_it_did(
+def test_what_the_link_is_likely_to_do_now_goes_before_what_it_did(
     link_s: float, device_s: float, seen: tuple[float, ...]
 ) -> None:
     entry = link_arm(link_s)
-    now = evolve(view((*seen, 50.0)), expected=(*seen, 1.0))
+    now = evolve(view((*seen, 50.0)), likely=(*seen, 1.0))
     assert weighed_s(entry, now, device_s) == weighed_s(entry, view((*seen, 1.0)), device_s)
 
 

@@ -13,6 +13,8 @@ from protocol.events import TransferSample
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
 from split_models.decider import Decider, Decision
+from split_models.detours import safer
+from split_models.planner import propose
 
 CLOUD = Arm("cloud", link="cloud")
 COSTS = (
@@ -91,8 +93,20 @@ def test_a_link_that_was_left_is_tried_beside_the_device_at_ever_longer_distance
             assert decider.patience_s(decision, 7.0) == 7.0, "the device runs beside it: nothing is waited for"
             assert decider.held().arm == DEVICE_ARM
     places = [number for number, tried in enumerate(found) if tried]
-    assert places[:4] == [0, 2, 6, 14]
-    assert max(b - a for a, b in pairwise(places)) <= HEDGES.explore_one_in
+    distances = [b - a for a, b in pairwise(places)]
+    assert places[0] == 0
+    assert distances == sorted(distances)
+    assert 1 < distances[-1] <= HEDGES.explore_one_in
+
+
+def test_a_link_that_was_left_is_tried_the_more_often_the_larger_the_allowance() -> None:
+    counts = []
+    for ratio in (0.2, 0.4, 1.0):
+        policy = SplitPolicy(hedge_ratio=ratio)
+        decider = fled(policy)
+        counts.append(sum(ask(decider, STEADY, policy, 10.1 + number).tries for number in range(40)))
+    assert counts[0] < counts[-1]
+    assert counts == sorted(counts)
 
 
 def test_what_the_allowance_does_not_pay_for_is_not_tried() -> None:
@@ -198,3 +212,21 @@ def test_an_arm_is_waited_for_longer_where_the_device_is_slow() -> None:
     predicted = decision.proposal.of(CLOUD)
     assert predicted is not None
     assert decider.patience_s(decision, 30.0) == pytest.approx(predicted.predicted_s + 6.0)
+
+
+def test_an_arm_beside_which_a_hedge_would_be_late_yields_to_one_beside_which_it_is_in_time() -> None:
+    heavy = ArmCost(
+        Arm("cut", "003", "int8", "cloud"), 0.2, up_bytes=30_000, down_bytes=500, server_s=0.02, rest_s=0.35
+    )
+    costs, allowance_s, device_s = (*COSTS, heavy), 1.0, 0.4
+    wild = evolve(STEADY, residuals=(1.0,) * 28 + (12.0,) * 4)
+    views, policy = {"cloud": wild}, SplitPolicy(hedge_ratio=1.0)
+    proposal = propose(costs, views, 0.0, policy)
+    found = safer(heavy, proposal, costs, views, device_s, allowance_s, policy, 4.0)
+    assert found is not None
+    assert found[0] == CLOUD
+    assert safer(COSTS[1], proposal, costs, views, device_s, allowance_s, policy, 4.0) is None
+    alone = safer(heavy, proposal, (COSTS[0], heavy), views, device_s, allowance_s, policy, 4.0)
+    assert alone is not None
+    assert alone[0] == DEVICE_ARM
+    assert safer(heavy, proposal, costs, views, device_s, allowance_s, policy, 0.0) is None, "late answers cost nothing"

@@ -8,7 +8,7 @@ from netprobe.view import UNKNOWN_LINK, LinkView
 from profiles.strategy import UNCLASSED, Strategy
 from protocol.policy import SplitPolicy
 from split_models.arm_cost import DEVICE_ARM, Arm, ArmCost
-from split_models.decider import Decider
+from split_models.decider import SETTLING_PERIODS, Decider
 from split_models.replay import Load, replay
 from split_models.replay_link import LinkTrace
 
@@ -70,3 +70,19 @@ def test_a_replay_of_a_slow_device_gains_by_its_class_and_keeps_its_bounds() -> 
     assert set(kept_home.arms) == {"device"}
     hedged = replay(trace, COSTS, evolve(POLICY, hedge_ratio=1.0), load, strategy=evolve(UNCLASSED, hedge_ratio=0.0))
     assert hedged.hedges == 0
+
+
+def test_what_was_begun_with_is_revised_for_less_than_the_ratio_until_it_has_settled() -> None:
+    def after(settled_periods: int) -> Arm:
+        decider, now_s = Decider(0.0, lambda: ("cloud",)), 0.0
+        decider.decide(COSTS, KNOWN, 0.0, POLICY, now_s)
+        near = (*COSTS, evolve(COSTS[1], arm=Arm("cloud", link="other"), up_bytes=98_000))
+        for number in range(settled_periods + 2 * POLICY.periods):
+            decider.finished()
+            now_s += POLICY.period_s
+            costs = COSTS if number < settled_periods else near
+            decider.decide(costs, {**KNOWN, "other": KNOWN["cloud"]}, 0.0, POLICY, now_s)
+        return decider.held().arm
+
+    assert after(0) == Arm("cloud", link="other"), "1 % better"
+    assert after(SETTLING_PERIODS) == CLOUD
