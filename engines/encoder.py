@@ -28,7 +28,7 @@ from engines.sentences import SentenceEmbedder
 from engines.store import ModelStore
 from protocol.clock import Clock
 from protocol.decode import decode, encode
-from protocol.durable import read_durable, write_durable
+from protocol.durable import read_durable, remove_durable, write_durable
 from protocol.errors import EngineError, MidstreamError
 
 log = logging.getLogger("midstream.engines.encoder")
@@ -36,8 +36,8 @@ log = logging.getLogger("midstream.engines.encoder")
 ENCODER, TOKENIZER, DIMENSIONS = "minilm-int8", "minilm-tokenizer", 384
 QUICK = "minilm-int8-quick"
 
-POOL_BYTES = 256 << 20
-"""The encoder takes 23 MB on disk and some 60 MB in memory; both copies are there while they are tried."""
+POOL_BYTES = 320 << 20
+"""Both copies are there while they are tried: of 23 MB on disk each, counted as 141 MiB (engines/pool.py)."""
 
 NEAR_COSINE = 0.995
 GAIN_RATIO = 0.9
@@ -92,7 +92,8 @@ class Encoder:
         self._make_copy = make_copy
         runtimes: dict[str, TensorRuntime] = {"onnx": engine_class("onnx")()}
         self._executor = BoundedExecutor("sentences", 1)
-        self.endpoint = LocalEndpoint(models, ModelPool(POOL_BYTES), self._executor, runtimes, threads=1)
+        self._pool = ModelPool(POOL_BYTES)
+        self.endpoint = LocalEndpoint(models, self._pool, self._executor, runtimes, threads=1)
         self.embedder = SentenceEmbedder(self.endpoint, ENCODER, tokenizer, entry.sha256, DIMENSIONS)
 
     @property
@@ -102,6 +103,7 @@ class Encoder:
 
     async def start(self) -> None:
         """Use the quicker copy; without one, for whatever reason, the encoder stays as it came."""
+        quick = False
         try:
             choice = await asyncio.to_thread(self._kept)
             if choice is None:
@@ -109,16 +111,18 @@ class Encoder:
                 await asyncio.to_thread(write_durable, self._choice_file, encode(choice))
             if choice.quick:
                 self.endpoint.register(QUICK, self._copy, choice.copy_sha256)
-            self.embedder.model = QUICK if choice.quick else ENCODER
-            self.endpoint.unregister(ENCODER if choice.quick else QUICK)
-        except MidstreamError as err:
-            log.info("the encoder runs as it came: %s", err.message)
-            self.embedder.model = ENCODER
+            quick = choice.quick
+        except (MidstreamError, OSError) as err:
+            log.info("the encoder runs as it came: %s", err)
+        finally:  # a start that was cancelled, too
+            self.embedder.model = QUICK if quick else ENCODER
+            self.endpoint.unregister(ENCODER if quick else QUICK)
 
     async def close(self) -> None:
         """Free the model; idempotent."""
         await self.endpoint.close()
         self._executor.close()
+        self._pool.close()
 
     @property
     def _copy(self) -> Path:
@@ -141,17 +145,23 @@ class Encoder:
         return kept if whole else None
 
     async def _tried(self) -> Choice:
-        """Whether the quick copy is worth its place. Raises ConfigError where none can be made."""
+        """Whether the quick copy is worth its place.
+
+        Raises ConfigError where none can be made; EngineError or OSError for what may go better at the next start.
+        """
         try:
+            await asyncio.to_thread(remove_durable, self._copy)  # no previous copy is kept: it is as large
             await asyncio.to_thread(self._make_copy, self._file, self._copy)
             digest = await asyncio.to_thread(file_sha256, self._copy)
             self.endpoint.register(QUICK, self._copy, digest)
             good = await self._in_turns()
         except EngineError as err:  # a runtime without this operator
+            if isinstance(err.__cause__, (MemoryError, OSError)):  # or a machine that was busy, time-outs are OSErrors
+                raise
             log.info("there is no quick copy of the encoder: %s", err.message)
             good = False
         if not good:
-            await asyncio.to_thread(self._copy.unlink, missing_ok=True)
+            await asyncio.to_thread(remove_durable, self._copy)
         return Choice(self._mark, good, digest if good else "")
 
     async def _in_turns(self) -> bool:

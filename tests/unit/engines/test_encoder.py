@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attrs import define
 
-from engines.encoder import ENCODER, NEAR_COSINE, TOKENIZER, Encoder
+from engines.encoder import ENCODER, NEAR_COSINE, QUICK, TOKENIZER, Encoder
+from engines.onnx import OnnxRuntime
+from engines.port import TensorModel
 from engines.quick_encoder import write_quick_copy
 from engines.store import ModelStore, default_store
 from protocol.errors import ConfigError, EngineError
@@ -84,6 +87,26 @@ async def test_a_later_start_keeps_the_choice_and_one_whose_copy_is_damaged_make
     repaired = await started(models, tmp_path, 1.0, 0.5)
     assert repaired.quick and len(await repaired.embedder.embed(["hello"])) == 1
     await repaired.close()
+    assert {file.name for file in tmp_path.glob("*.onnx*")} == {"minilm-int8-quick.onnx"}, "no copy of the copy"
+
+
+async def test_both_copies_stay_in_memory_while_they_are_tried_and_none_after_the_end(
+    models: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each turn would time a load."""
+    loads: list[str] = []
+    load = OnnxRuntime.load
+
+    def counted(self: OnnxRuntime, file: Path, threads: int) -> TensorModel:
+        loads.append(file.name)
+        return load(self, file, threads)
+
+    monkeypatch.setattr(OnnxRuntime, "load", counted)
+    encoder = await started(models, tmp_path, 1.0, 0.5)
+    assert sorted(loads) == ["minilm-int8-quick.onnx", "model.onnx"]
+    assert encoder.endpoint.loaded(QUICK) and not encoder.endpoint.loaded(ENCODER)
+    await encoder.close()
+    assert not encoder.endpoint.loaded(QUICK)
 
 
 async def test_a_copy_that_says_something_else_is_not_used_however_quick(models: ModelStore, tmp_path: Path) -> None:
@@ -103,11 +126,25 @@ async def test_a_copy_that_says_something_else_is_not_used_however_quick(models:
     await encoder.close()
 
 
-@pytest.mark.parametrize(("error", "kept"), [(EngineError("no such operator"), True), (ConfigError("no onnx"), False)])
+def late() -> EngineError:
+    error = EngineError("it did not answer within 10 s")
+    error.__cause__ = TimeoutError()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (EngineError("no such operator"), True),
+        (ConfigError("no onnx"), False),
+        (late(), False),
+        (PermissionError("the copy cannot be read"), False),
+    ],
+)
 async def test_without_a_copy_the_encoder_runs_as_it_came(
     models: ModelStore, tmp_path: Path, error: Exception, kept: bool
 ) -> None:
-    """A runtime that cannot is not asked at each start; a package that is missing may come."""
+    """A runtime that cannot is not asked at each start; a missing package may come, a busy machine rest."""
 
     def fails(source: Path, target: Path) -> int:
         raise error
@@ -115,6 +152,29 @@ async def test_without_a_copy_the_encoder_runs_as_it_came(
     encoder = await started(models, tmp_path, 1.0, 0.5, fails)
     assert not encoder.quick and len(await encoder.embedder.embed(["hello"])) == 1
     assert (tmp_path / "encoder.json").is_file() == kept
+    await encoder.close()
+
+
+async def test_a_choice_that_cannot_be_kept_leaves_one_copy_in_memory(models: ModelStore, tmp_path: Path) -> None:
+    (tmp_path / "encoder.json.tmp").mkdir()
+    encoder = await started(models, tmp_path, 1.0, 0.5)
+    assert not encoder.quick and encoder.endpoint.loaded(ENCODER) and not encoder.endpoint.loaded(QUICK)
+    await encoder.close()
+
+
+async def test_a_start_that_is_cancelled_leaves_the_encoder_as_it_came(models: ModelStore, tmp_path: Path) -> None:
+    encoder: Encoder
+
+    def clock() -> float:
+        if encoder.quick:
+            start.cancel()
+        return 0.0
+
+    encoder = Encoder(models, tmp_path, clock=clock)
+    start = asyncio.create_task(encoder.start())
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert not encoder.quick and len(await encoder.embedder.embed(["hello"])) == 1
     await encoder.close()
 
 
