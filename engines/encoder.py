@@ -101,12 +101,16 @@ class Encoder:
         """Whether the quick copy answers."""
         return self.embedder.model == QUICK
 
-    async def start(self) -> None:
-        """Use the quicker copy; without one, for whatever reason, the encoder stays as it came."""
-        quick = False
+    async def start(self) -> bool:
+        """Use the quicker copy; without one, for whatever reason, the encoder stays as it came.
+
+        Returns whether a copy had to be made and tried, which leaves some 130 MB with the C library.
+        """
+        quick = tried = False
         try:
             choice = await asyncio.to_thread(self._kept)
             if choice is None:
+                tried = True
                 choice = await self._tried()
                 await asyncio.to_thread(write_durable, self._choice_file, encode(choice))
             if choice.quick:
@@ -117,6 +121,7 @@ class Encoder:
         finally:  # a start that was cancelled, too
             self.embedder.model = QUICK if quick else ENCODER
             self.endpoint.unregister(ENCODER if quick else QUICK)
+        return tried
 
     async def close(self) -> None:
         """Free the model; idempotent."""

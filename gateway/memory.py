@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from engines.store import ModelStore
 from gateway.cache import CacheSettings, SemanticCache
 from gateway.conversation_store import ConversationBounds, ConversationStore, SqliteConversations
 from gateway.conversations import KeptConversations
+from gateway.freed_memory import give_back
 from gateway.memory_settings import MemorySettings
 from gateway.ports import AnswerCache, Conversations, NoCache, NoConversations
 from gateway.postgres_conversations import PostgresConversations
@@ -71,8 +73,8 @@ class TextMemory:
 
     async def start(self) -> None:
         """Open the cache. A disk that cannot be used leaves it off, with a sentence in `why`."""
-        if self._encoder is not None:
-            await self._encoder.start()
+        if self._encoder is not None and await self._encoder.start():
+            await asyncio.to_thread(give_back)
         if self._cache is None:
             return
         try:

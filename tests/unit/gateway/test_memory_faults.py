@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from engines.catalogue import shipped_catalogue
+from engines.encoder import ENCODER, TOKENIZER
 from engines.fakes_text import FakeTextEngine
-from engines.store import ModelStore
+from engines.store import ModelStore, default_store
 from gateway.context import Caller
 from gateway.memory import TextMemory, remembering
 from gateway.memory_settings import MemorySettings
@@ -95,6 +96,20 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 def text_of(response: Response) -> str:
     assert response.status == 200 and isinstance(response.body, bytes), response.body
     return str(json.loads(response.body)["choices"][0]["message"]["content"])
+
+
+async def test_the_memory_that_two_copies_of_the_encoder_took_is_given_back_when_one_is_left(
+    tmp_path: Path, model_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[bool] = []
+    monkeypatch.setattr("gateway.memory.give_back", lambda: given.append(True))
+    for name in (ENCODER, TOKENIZER):
+        model_file(name)
+    for _ in range(2):
+        memory = TextMemory(MemorySettings(cache="semantic", conversations=False), tmp_path, default_store())
+        await memory.start()
+        await memory.close()
+    assert given == [True], "a later start tries nothing"
 
 
 async def test_a_cache_that_breaks_is_a_miss_and_the_record_is_written(
