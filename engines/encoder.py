@@ -22,7 +22,7 @@ from engines.executor import BoundedExecutor
 from engines.local import LocalEndpoint
 from engines.pool import ModelPool
 from engines.port import TensorRuntime
-from engines.quick_encoder import write_quick_copy
+from engines.quick_encoder import COPY_VERSION, write_quick_copy
 from engines.registry import engine_class
 from engines.sentences import SentenceEmbedder
 from engines.store import ModelStore
@@ -139,7 +139,7 @@ class Encoder:
 
     @property
     def _mark(self) -> str:
-        return f"{self._sha256} {self.endpoint.versions()} {platform.machine()} {_processor()}"
+        return f"{self._sha256}/{COPY_VERSION} {self.endpoint.versions()} {platform.machine()} {_processor()}"
 
     def _kept(self) -> Choice | None:
         """The choice of an earlier start, if it still holds and its copy is whole."""

@@ -18,6 +18,9 @@ from protocol.durable import write_durable
 from protocol.errors import ConfigError, EngineError
 from protocol.extras import install_step
 
+COPY_VERSION = 1
+"""Goes up when copies are made in another way: old ones are then made anew."""
+
 BLOCK = 128
 _DOMAIN = "com.microsoft"
 
