@@ -440,7 +440,13 @@ async def _warm_up(engine: TextEngine, model: str) -> None:
 
 
 def text_mount(
-    side: TextSide, memory: TextMemory, limits: DoorLimits, policy: Callable[[], Policy], emit: Emit, clock: Clock
+    side: TextSide,
+    memory: TextMemory,
+    limits: DoorLimits,
+    policy: Callable[[], Policy],
+    emit: Emit,
+    clock: Clock,
+    health: Health,
 ) -> Mount:
     """The text way over the targets of `side`; start opens the engine, stop ends answers and closes it."""
     channel = ControlChannel(OpenKeys(), memory.results, lambda: desired_by(policy()), clock)
@@ -457,6 +463,8 @@ def text_mount(
 
     async def start() -> None:
         await inner.start()
+        if memory.why:
+            health.warn("cache", memory.why)
         await side.open()
 
     async def stop() -> None:

@@ -140,7 +140,7 @@ class House:
         memory = TextMemory(config.memory, config.state_dir / "text", store)
         limits = DoorLimits(config.state_dir, policy, self.emit, self.clock, wall_now)
         self.emit.add(limits.heard)
-        return text_mount(self.texts, memory, limits, policy, self.emit, self.clock)
+        return text_mount(self.texts, memory, limits, policy, self.emit, self.clock, self.health)
 
     def _tell_requests(self) -> None:
         """To the log, and to a collector of traces where there is one."""

@@ -117,7 +117,7 @@ class Encoder:
                 self.endpoint.register(QUICK, self._copy, choice.copy_sha256)
             quick = choice.quick
         except (MidstreamError, OSError) as err:
-            log.info("the encoder runs as it came: %s", err)
+            log.info("the sentence encoder runs as it came: %s", err)
         finally:  # a start that was cancelled, too
             self.embedder.model = QUICK if quick else ENCODER
             self.endpoint.unregister(ENCODER if quick else QUICK)
@@ -182,7 +182,10 @@ class Encoder:
         ratio = median(timed[QUICK].seconds) / max(1e-9, median(timed[ENCODER].seconds))
         pairs = zip(timed[ENCODER].vectors, timed[QUICK].vectors, strict=True)
         cosine = min(sum(float(a) * float(b) for a, b in zip(*pair, strict=True)) for pair in pairs)
-        log.info("the encoder in eight bits takes %.2f of the time, at a cosine of %.4f", ratio, cosine)
+        log.info(
+            "the sentence encoder's copy with products in eight bits (%s) takes %.2f of its time, at a cosine of %.4f",
+            self._copy, ratio, cosine,
+        )  # fmt: skip
         return ratio <= GAIN_RATIO and cosine >= NEAR_COSINE
 
 

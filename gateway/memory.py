@@ -59,7 +59,6 @@ class TextMemory:
                 embedder = self.embedder = self._encoder.embedder
             except MidstreamError as err:
                 self.why = f"only exact cache hits: {err.message}; {err.next_step}"
-                log.warning("%s", self.why)
         threshold = settings.cache_threshold or TUNED_THRESHOLD
         tuned_for = embedder.id if embedder is not None else ""
         return SemanticCache(

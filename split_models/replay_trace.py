@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -21,6 +22,9 @@ LTE_DELAY_S = 0.025
 
 STARLINK_DELAY_S = 0.022
 FINE_STEP_S = 0.1
+
+UNEVEN_RATIO = 0.01
+"""Steps of our own traces may differ by this much: times are written with few digits."""
 
 _UNITS = {"bits/sec": 1 / 8, "Kbits/sec": 1e3 / 8, "Mbits/sec": 1e6 / 8, "Gbits/sec": 1e9 / 8}
 _MBIT = 1e6 / 8
@@ -57,7 +61,8 @@ def _kind(rows: Rows, name: str) -> Callable[[str, Rows], LinkTrace]:
         return _seconds_of_throughput
     raise ConfigError(
         f"{name} is not a trace that is known",
-        next_step="begin it with seconds,up_bytes_per_s,down_bytes_per_s,delay_s",
+        next_step="begin it with seconds,up_bytes_per_s,down_bytes_per_s,delay_s, "
+        f"or give rows of value,unit without a header, the unit one of {', '.join(_UNITS)}",
     )
 
 
@@ -67,6 +72,12 @@ def _own(name: str, rows: Rows) -> LinkTrace:
     step_s = seconds[1] - seconds[0] if len(seconds) > 1 else 1.0
     if step_s <= 0:
         raise ConfigError(f"{name}: the seconds do not grow", field="seconds")
+    for place, (before, after) in enumerate(pairwise(seconds), 3):
+        if abs(after - before - step_s) > UNEVEN_RATIO * step_s:
+            raise ConfigError(
+                f"{name}, row {place}: {after - before:g} s after the row before it, not {step_s:g} s",
+                next_step="write one row for each step, evenly spaced", field="seconds",
+            )  # fmt: skip
     delays = _columns(name, rows, ("delay_s",))["delay_s"] if "delay_s" in rows[0] else (LTE_DELAY_S,) * len(seconds)
     return LinkTrace(name, step_s, columns["up_bytes_per_s"], columns["down_bytes_per_s"], delays)
 

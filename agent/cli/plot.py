@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, log10
+from math import inf, isfinite, log10
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -16,8 +16,11 @@ MAX_SECONDS = 100.0
 
 
 def terminal_plot(curves: Sequence[Curve], rates: Sequence[float], width: int = 72, height: int = 18) -> list[str]:
-    """Lines of text, both scales logarithmic; the legend follows. Curves without a finite point are named only."""
-    drawn = [curve for curve in curves if _points(curve)][: len(MARKS)]
+    """Lines of text, both scales logarithmic; the legend follows. Where there are more curves than marks, those are
+    drawn that come nearest to the best one somewhere; the others, and those without a finite point, are named only.
+    """
+    nearest = sorted((curve for curve in curves if _points(curve)), key=lambda curve: _behind(curve, curves))
+    drawn = [curve for curve in curves if curve in nearest[: len(MARKS)]]
     if not drawn:
         return ["no arm can be drawn"]
     low, high = _range(drawn)
@@ -63,6 +66,13 @@ def _points(curve: Curve) -> list[float]:
     return [s for s in curve.seconds if isfinite(s) and 0 < s <= MAX_SECONDS]
 
 
+def _behind(curve: Curve, curves: Sequence[Curve]) -> tuple[bool, float]:
+    """What may be taken comes first; then by how many times slower than the best it is where it does best."""
+    best = [min(moment) for moment in zip(*(one.seconds for one in curves), strict=True)]
+    ratios = [own / least for own, least in zip(curve.seconds, best, strict=True) if isfinite(own) and least > 0]
+    return bool(curve.excluded), min(ratios, default=inf)
+
+
 def _range(curves: Sequence[Curve]) -> tuple[float, float]:
     points = [s for curve in curves for s in _points(curve)]
     return min(points) / 1.1, max(points) * 1.1
@@ -72,7 +82,7 @@ def _label(row: int, low: float, high: float, height: int) -> str:
     if row % 4 and row != height - 1:
         return ""
     seconds = 10 ** (log10(high) - row / (height - 1) * (log10(high) - log10(low)))
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
 
 
 def _why(curve: Curve) -> str:

@@ -78,10 +78,11 @@ async def device_of(
     cloud = CloudLink(lambda err: None)
     await cloud.point_to(HttpLink("cloud", f"http://127.0.0.1:{remote.port}"))
     store = ModelStore(config.models_dir, load_catalogue())
-    side = TextSide(config, store, cloud, Health(time.monotonic), lambda: MOVES_SOON, emit)
+    health = Health(time.monotonic)
+    side = TextSide(config, store, cloud, health, lambda: MOVES_SOON, emit)
     memory = TextMemory(config.memory, folder / "text", store)
     limits = DoorLimits(folder, lambda: MOVES_SOON, emit, time.monotonic, wall_now)
-    mount = text_mount(side, memory, limits, lambda: MOVES_SOON, emit, time.monotonic)
+    mount = text_mount(side, memory, limits, lambda: MOVES_SOON, emit, time.monotonic, health)
     server = await serve(mount.routes, origin_check=True)
     try:
         await mount.start()

@@ -271,6 +271,7 @@ def test_traces_of_four_kinds_are_read(tmp_path: Path) -> None:
         ("8,Mbits/sec\n1,miles\n", "row 2: the unit"),
         ("8,Mbits/sec\n-1,Mbits/sec\n", "is not a rate"),
         ("seconds,up_bytes_per_s,down_bytes_per_s\n1,1,1\n0,1,1\n", "do not grow"),
+        ("seconds,up_bytes_per_s,down_bytes_per_s\n0,1,1\n1,1,1\n5,1,1\n", "row 4: 4 s after the row before it, not 1"),
         ("chunk_size,delivery_time\n15,0.05\n", "no transfer took longer"),
     ],
 )
