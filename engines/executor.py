@@ -4,7 +4,8 @@ Who asks decides what happens when the queue is full: the event loop is refused 
 elsewhere); a foreign thread, such as the reader of one link, may run the work itself and meanwhile reads nothing. It
 takes a worker's place for that: it first works off what came before its own, in order, and gives the place back. So no
 more runs go at once than there are workers (they would only fight over the interpreter and the caches), and a reader
-under a burst reads a handful, then works on a handful.
+under a burst reads a handful, then works on a handful. It may keep the place while it reads the next handful: a worker
+that took up each piece meanwhile would fight with the reading.
 """
 
 from __future__ import annotations
@@ -70,8 +71,7 @@ PATIENCE_RUNS = 20
 
 @define(eq=False)
 class _Worker:
-    """The counter of one worker, or of a caller in a worker's place; `beats` moves when it takes up work, and when a
-    worker has done it."""
+    """Of one worker, or of a caller in its place; `beats` moves when work is taken up, and when a worker did it."""
 
     beats: int = 0
     busy: bool = False
@@ -124,6 +124,7 @@ class BoundedExecutor:
         self._running: set[threading.Thread] = set()
         self._callers: dict[threading.Thread, _Worker] = {}
         self._callers_waiting = 0
+        self._keepers: set[threading.Thread] = set()
         self._peak_waiting = 0
         self._closed = False
         self._served: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -143,7 +144,7 @@ class BoundedExecutor:
 
     @property
     def running(self) -> int:
-        """Runs under way, those in callers' own threads included."""
+        """Runs under way, those in callers' own threads and the places that callers keep included."""
         return len(self._running)
 
     @property
@@ -180,18 +181,11 @@ class BoundedExecutor:
         """All live figures at one moment."""
         with self._lock:
             return ExecutorMetrics(
-                waiting=self.waiting,
-                running=self.running,
-                capacity=self.capacity,
-                service_s=self.service_s,
-                wait_s=self.wait_s(),
-                peak_waiting=self._peak_waiting,
+                self.waiting, self.running, self.capacity, self.service_s, self.wait_s(), self._peak_waiting
             )
 
     def pulses(self) -> tuple[Pulse, ...]:
-        """The sign of life of each worker, and of each caller in a worker's place, for a watchdog; from any thread, and
-        it waits for no lock.
-        """
+        """Signs of life of workers, and of callers in their places, for a watchdog; from any thread, without a lock."""
         patience_s = max(self._patience_s, PATIENCE_RUNS * (self.service_s or 0.0))
         workers = [(str(number), worker) for number, worker in enumerate(tuple(self._pulses))]
         callers = [(thread.name, place) for thread, place in self._callers.copy().items()]
@@ -256,16 +250,42 @@ class BoundedExecutor:
         on_done: OnDone,
         when_full: WhenFull = "caller_runs",
         lane: bool = False,
+        keep_place: bool = False,
     ) -> Ticket:
         """Hand in `fn` and be told by `on_done`; from a foreign thread, except with `refuse`, which never blocks.
 
         lane: see `call`.
+        keep_place: a thread that ran work itself has its worker's place still, unless another caller waits for one, and
+            works on what waits by `go_on`, until that says False, or it calls `leave`, or hands in without this.
         """
         if when_full != "refuse":
             self._must_be_foreign(lane)
+        if not keep_place:
+            self.leave()  # nobody else would run what this thread may wait for
         ticket = Ticket(fn=lambda: fn(*args), on_done=on_done, arrived_s=self._clock())
-        self._admit(ticket, when_full)
+        self._admit(ticket, when_full, keep_place=keep_place)
         return ticket
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the calling thread has kept a worker's place, and does not work there now."""
+        return threading.current_thread() in self._keepers
+
+    def go_on(self) -> bool:
+        """Work off what waits, in a place that was kept; False where nothing does: then the place is given back."""
+        with self._lock:
+            if not self._queue or not self.has_place:
+                self.leave()
+                return False
+            last = self._queue[-1]
+        self._work_off(last, keep=True, newcomer=False)
+        return True
+
+    def leave(self) -> None:
+        """Give a kept place back, if there is one."""
+        with self._lock:
+            if self.has_place:
+                self._leave()
 
     def cancel(self, ticket: Ticket) -> bool:
         """Take waiting work out of the queue; its on_done is not called. False when it runs, ran or was cancelled."""
@@ -294,7 +314,7 @@ class BoundedExecutor:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def _admit(self, ticket: Ticket, when_full: WhenFull) -> None:
+    def _admit(self, ticket: Ticket, when_full: WhenFull, *, keep_place: bool = False) -> None:
         with self._lock:
             decision = self._decide(when_full)
             while decision.act == "wait":
@@ -308,7 +328,7 @@ class BoundedExecutor:
             self._sample("refused")
             raise Full(f"{self._name}: {decision.reason}", retry_after_s=decision.retry_after_s)
         if decision.act == "caller_runs":
-            self._work_off(ticket)
+            self._work_off(ticket, keep=keep_place, newcomer=True)
         else:
             self._sample("queued", wait_s=self.wait_s())
 
@@ -316,7 +336,7 @@ class BoundedExecutor:
         """A caller is one of the workers from the next end of a run on, before any worker; under the lock."""
         self._callers_waiting += 1
         try:
-            while not self._closed and self.running >= self._workers:
+            while not self._closed and not self.has_place and self.running >= self._workers:
                 self._room.wait()
         finally:
             self._callers_waiting -= 1
@@ -326,22 +346,29 @@ class BoundedExecutor:
         self._queue.append(own)
         self._peak_waiting = max(self._peak_waiting, self.waiting)
 
-    def _work_off(self, own: Ticket) -> None:
-        """In a caller's thread: what waits, in order, up to and with the caller's own; then the place is free again."""
-        place = self._callers[threading.current_thread()] = _Worker(busy=True)
+    def _work_off(self, last: Ticket, *, keep: bool, newcomer: bool) -> None:
+        """In a caller's thread: what waits, in order, up to and with `last`; then the place is free or kept."""
+        here, kept = threading.current_thread(), False
+        place = self._callers[here] = _Worker(busy=True)
+        self._keepers.discard(here)
         try:
-            self._sample("ran_here", wait_s=self.wait_s())
-            while own.state == "waiting":
+            if newcomer:
+                self._sample("ran_here", wait_s=self.wait_s())
+            while last.state == "waiting":
                 with self._lock:
                     if not self._queue:
                         break
                     ticket = self._next()
                 place.beats += 1
-                self._execute(ticket, leaves=ticket is own)
+                self._execute(ticket, leaves=ticket is last and not keep)
+            kept = keep
         finally:
-            self._callers.pop(threading.current_thread(), None)
+            self._callers.pop(here, None)
             with self._lock:
-                self._leave()
+                if kept and not self._callers_waiting and not self._closed:
+                    self._keepers.add(here)
+                else:
+                    self._leave()
 
     def _next(self) -> Ticket:
         """What came first leaves the queue; under the lock, by who has a place already."""
@@ -389,6 +416,7 @@ class BoundedExecutor:
     def _leave(self) -> None:
         """The thread that calls this, worker or caller, has a place no more; under the lock."""
         self._running.discard(threading.current_thread())
+        self._keepers.discard(threading.current_thread())
         self._notify()
 
     def _execute(self, ticket: Ticket, *, leaves: bool) -> None:
@@ -436,28 +464,17 @@ class BoundedExecutor:
         return Load(waiting=self.waiting, running=min(handed_in, self._workers), workers=self._workers)
 
     def _sample(
-        self,
-        outcome: Literal["queued", "ran_here", "refused", "done"],
-        *,
-        wait_s: float = 0.0,
-        service_s: float = 0.0,
+        self, outcome: Literal["queued", "ran_here", "refused", "done"], *, wait_s: float = 0.0, service_s: float = 0.0
     ) -> None:
-        self._emit(
-            QueueSampled(
-                at_s=self._clock(),
-                name=self._name,
-                waiting=self.waiting,
-                running=self.running,
-                capacity=self.capacity,
-                outcome=outcome,
-                wait_s=wait_s,
-                service_s=service_s,
-            )
-        )
+        event = QueueSampled(
+            at_s=self._clock(), name=self._name, waiting=self.waiting, running=self.running, capacity=self.capacity,
+            outcome=outcome, wait_s=wait_s, service_s=service_s,
+        )  # fmt: skip
+        self._emit(event)
 
     def _must_be_foreign(self, lane: bool) -> None:
         here = threading.current_thread()
-        if here in self._threads or here in self._running:
+        if here in self._threads or here in self._callers:
             raise RuntimeError(f"{self._name}: work may not hand in more work and wait for it: the queue could lock up")
         try:
             loop = asyncio.get_running_loop()

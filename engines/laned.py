@@ -12,8 +12,10 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from engines.executor import BoundedExecutor
@@ -36,6 +38,10 @@ CREDIT_BYTES = 1 << 20
 
 NICENESS = 10
 """Of the lane's thread: a core that anyone else wants is theirs."""
+
+QUIET_TURNS = 3
+"""Turns of the lane's loop without an answer after which nothing more counts as being here already: one reads what the
+system has, and one more takes it apart."""
 
 OPEN_S = 10.0
 
@@ -77,6 +83,9 @@ class LanedEndpoint:
         self._link: Link | None = None
         self._starting = asyncio.Lock()
         self._closed = False
+        self._outbox: deque[Callable[[], None]] = deque()
+        self._answers = 0
+        self._in_place = False
 
     async def start(self) -> None:
         """Start the thread unless it runs; the first request does it too, and opens the stream.
@@ -180,13 +189,27 @@ class LanedEndpoint:
         def tell(result: Any, error: BaseException | None) -> None:
             used()
             outcome = error if error is not None else Worked(answer, *result)
-            with contextlib.suppress(RuntimeError):  # the house's loop was closed; nobody listens any more
-                home.call_soon_threadsafe(_settle, done, outcome)
+            self._outbox.append(partial(_settle, done, outcome))
+            self._send_home(home)
 
+        self._answers += 1
         try:
-            self._executor.submit(call, on_done=tell, lane=True)
+            self._executor.submit(call, on_done=tell, lane=True, keep_place=True)
         except MidstreamError as err:
             tell(None, err)
+        if self._executor.has_place and not self._in_place:
+            self._in_place = True
+            self._look_on(self._answers, 0)
+
+    def _look_on(self, answers: int, quiet_turns: int) -> None:
+        """In the lane, turn by turn while it has a worker's place: it reads what is here already, then works on it."""
+        quiet_turns = quiet_turns + 1 if self._answers == answers else 0
+        self._in_place = quiet_turns < QUIET_TURNS
+        if not self._in_place:
+            self._in_place, quiet_turns = self._executor.go_on(), 0
+        if self._in_place:
+            assert self._loop is not None
+            self._loop.call_soon(self._look_on, self._answers, quiet_turns)
 
     def _endpoint(self) -> FramesEndpoint:
         if self._frames is None or self._thread is None or not self._thread.is_alive():
@@ -217,8 +240,8 @@ class LanedEndpoint:
         """In the thread in which the asking ended: nobody works on an answer that never came, so it is told here."""
         error = LinkClosed(f"the lane to {self._name} has ended") if asked.cancelled() else asked.exception()
         if error is not None:
-            with contextlib.suppress(RuntimeError):  # the house's loop was closed; nobody listens any more
-                home.call_soon_threadsafe(_settle, done, error)
+            self._outbox.append(partial(_settle, done, error))
+            self._send_home(home)
 
     def _work(self, ready: Future[None]) -> None:
         stand_back(self._niceness)
@@ -229,6 +252,9 @@ class LanedEndpoint:
                 log.exception("the lane to %s ended by a bug", self._name)
             else:
                 ready.set_exception(err)
+        finally:
+            self._in_place = False
+            self._executor.leave()  # what came in until the very end may have taken one
 
     async def _main(self, ready: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -253,10 +279,22 @@ class LanedEndpoint:
         return await self._link.open(path)
 
     def _to_home(self, sample: TransferSample) -> None:
-        home = self._home
-        assert home is not None
-        with contextlib.suppress(RuntimeError):  # the house's loop was closed
-            home.call_soon_threadsafe(self._sink, sample)
+        """In the lane: it goes with the next result, or when the loop has its next turn."""
+        assert self._loop is not None and self._home is not None
+        self._outbox.append(partial(self._sink, sample))
+        self._loop.call_soon(self._send_home, self._home)
+
+    def _send_home(self, home: asyncio.AbstractEventLoop) -> None:
+        """From any thread. Each call wakes the house's loop, which takes the interpreter from whoever works."""
+        if self._outbox:
+            try:
+                home.call_soon_threadsafe(self._at_home, home)
+            except RuntimeError:  # the house's loop was closed; nobody listens any more
+                self._outbox.clear()
+
+    def _at_home(self, home: asyncio.AbstractEventLoop) -> None:
+        while self._outbox:
+            home.call_soon(self._outbox.popleft())
 
 
 def _settle(done: asyncio.Future[Any], outcome: Any) -> None:

@@ -14,7 +14,7 @@ from attrs import define
 from engines.executor import BoundedExecutor
 from engines.fakes_tensor import FakeTensorEndpoint
 from engines.laned import LanedEndpoint
-from engines.port import TensorAnswer
+from engines.port import TensorAnswer, Worked
 from links.http import HttpLink
 from links.http_server import serve
 from protocol.errors import EngineError, LinkClosed, LinkError, LinkTimeout, NotFound
@@ -80,10 +80,44 @@ async def test_a_burst_slows_the_reader_and_fills_no_queue(house: House) -> None
     assert [worked.result for worked in done] == [2.0] * ANSWERS
     assert len(house.threads) == ANSWERS
     assert "cloud-lane" in house.threads
-    assert any(name.startswith("work-") for name in house.threads)
     assert house.executor.metrics().peak_waiting < 10
     assert turns > ANSWERS // 8  # the house's loop was never held up
     assert all(worked.run_s >= WORK_S for worked in done)
+
+
+async def test_a_lane_gives_the_workers_place_back_after_a_burst(house: House) -> None:
+    asked = [asyncio.create_task(house.lane.infer_then("double", [X], 30.0, house.work)) for _ in range(ANSWERS)]
+    await asyncio.gather(*asked)
+    await asyncio.to_thread(house.executor.wait_until_idle, 5.0)
+    assert not house.executor.busy
+    house.threads.clear()
+    await house.lane.infer_then("double", [X], 30.0, house.work)
+    assert house.threads == ["work-0"]
+
+
+async def test_a_lane_that_ends_in_the_workers_place_gives_it_back(house: House) -> None:
+    ran_here = asyncio.Event()
+    home = asyncio.get_running_loop()
+
+    def work(answer: TensorAnswer) -> None:
+        time.sleep(WORK_S)
+        if threading.current_thread().name == "cloud-lane":
+            home.call_soon_threadsafe(ran_here.set)
+
+    asked = [asyncio.create_task(house.lane.infer_then("double", [X], 30.0, work)) for _ in range(ANSWERS)]
+    await ran_here.wait()
+    await house.lane.close()
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(one, Worked | LinkClosed) for one in ended)
+    assert await house.executor.run(lambda: threading.current_thread().name) == "work-0"
+
+
+async def test_a_sample_is_told_before_the_result_that_it_belongs_to(house: House) -> None:
+    told: list[int] = []
+    for _ in range(3):
+        await house.lane.infer_then("double", [X], 30.0, house.work)
+        told.append(len(house.samples))
+    assert told == [1, 2, 3]
 
 
 async def test_samples_come_on_the_loop_of_the_house(house: House) -> None:
