@@ -33,9 +33,6 @@ log = logging.getLogger("midstream.engines.laned")
 
 T = TypeVar("T")
 
-CREDIT_BYTES = 1 << 20
-"""Answers on the way to the lane; a few are enough to keep it busy."""
-
 NICENESS = 10
 """Of the lane's thread: a core that anyone else wants is theirs."""
 
@@ -64,7 +61,6 @@ class LanedEndpoint:
         *,
         sink: Callable[[TransferSample], None] = lambda sample: None,
         clock: Clock = time.monotonic,
-        credit_bytes: int = CREDIT_BYTES,
         niceness: int = NICENESS,
     ) -> None:
         self._name = link
@@ -72,7 +68,6 @@ class LanedEndpoint:
         self._executor = executor
         self._sink = sink
         self._clock = clock
-        self._credit_bytes = credit_bytes
         self._niceness = niceness
         self._home: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -259,9 +254,7 @@ class LanedEndpoint:
     async def _main(self, ready: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._frames = FramesEndpoint(
-            self._name, self._open, sink=self._to_home, clock=self._clock, credit_bytes=self._credit_bytes
-        )
+        self._frames = FramesEndpoint(self._name, self._open, sink=self._to_home, clock=self._clock)
         ready.set_result(None)
         try:
             if not self._closed:  # closed before there was anything to tell it by
