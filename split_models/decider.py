@@ -297,6 +297,10 @@ class Decider:
         """A request of this kind has ended, well or not."""
         self._seats[encoded].finished = True
 
+    def stood_still(self, decision: Decision) -> bool:
+        """Whether nothing of this request moved any more when its hedge was last asked for."""
+        return self._progress.stands_still(decision.began_s)
+
     def took(self, decision: Decision, now_s: float) -> None:
         """The request of this decision has its answer, or failed, at `now_s`: whether that was late is remembered."""
         self._progress.over(decision.began_s)

@@ -52,8 +52,15 @@ class LinkStates:
             trouble = f"the far end does not fit: {err.message[:100]}"
             self._decider.close(link, now_s + MISFIT_S, trouble)
             self._ports.stale()
+        self._tell(link, f"{trouble}: {err}")
+
+    def stood_still(self, link: str, waited_s: float) -> None:
+        """An attempt was given up since nothing moved any more. What the link is like now the probe knows by itself."""
+        self._tell(link, f"link slow: nothing moved any more, given up after {waited_s:.2f} s")
+
+    def _tell(self, link: str, trouble: str) -> None:
         say: Callable[..., None] = _log.debug if link in self._told else _log.info
-        say("%s: %s: %s: %s", self._model, link, trouble, err)
+        say("%s: %s: %s", self._model, link, trouble)
         self._told.add(link)
 
     def _what_failed(self, link: str, err: LinkError, began_s: float) -> str:

@@ -28,6 +28,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._moved: dict[float, tuple[int, float]] = {}
+        self._still: set[float] = set()
 
     def left_s(self, cost: ArmCost, views: Mapping[str, LinkView], began_s: float, now_s: float) -> float | None:
         """Seconds until the answer, at the pace so far or by how long nothing has moved; None where nothing tells."""
@@ -39,16 +40,25 @@ class Progress:
             self._note(began_s, moved, now_s)
             return left_s
         overdue_s = now_s - since_s - _due_s(cost, views, answer_alone=left_s is None)
-        return left_s if overdue_s <= 0 else (left_s or 0.0) + OVERDUE * overdue_s
+        if overdue_s <= 0:
+            return left_s
+        self._still.add(began_s)
+        return (left_s or 0.0) + OVERDUE * overdue_s
+
+    def stands_still(self, began_s: float) -> bool:
+        """Whether nothing moved any more when that request was last looked at."""
+        return began_s in self._still
 
     def over(self, began_s: float) -> None:
         """That request has its answer."""
         self._moved.pop(began_s, None)
+        self._still.discard(began_s)
 
     def _note(self, began_s: float, moved: int, now_s: float) -> None:
         if began_s not in self._moved and len(self._moved) >= MOST_UNDER_WAY:
-            self._moved.pop(next(iter(self._moved)))
+            self.over(next(iter(self._moved)))
         self._moved[began_s] = moved, now_s
+        self._still.discard(began_s)
 
 
 def _due_s(cost: ArmCost, views: Mapping[str, LinkView], *, answer_alone: bool) -> float:

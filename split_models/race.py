@@ -91,6 +91,8 @@ class Race:
             late = await self._when_late(entry, link)
             if late is not None and late.instead:
                 self._part_with(link)
+                if self._decider.stood_still(entry.decision):
+                    self._states.stood_still(entry.arm.link, self._ports.clock() - entry.began_s)
                 return await self._on_device(entry, f"{entry.arm} given up: {late.reason}")
             device = asyncio.create_task(self._hedge(entry, late), name="hedge") if late is not None else None
             return await self._first(entry, link, device)

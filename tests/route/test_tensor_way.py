@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -418,9 +419,10 @@ async def test_a_second_client_is_not_harmed_by_garbage(near: Device, page: byte
 
 
 async def test_a_transfer_that_stalls_in_its_middle_is_answered_by_the_device_once(
-    slow_near: Device, far: Cloud, slow_user: Client, page: bytes
+    slow_near: Device, far: Cloud, slow_user: Client, page: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rate falls to nothing while bytes are on their way; no connection breaks. No hedge comes first."""
+    caplog.set_level(logging.INFO, "midstream.split")
     slow_near.policy[0] = evolve(QUICK, hedge_ratio=0.0)
     before = await until(slow_user, slow_near, page, "cloud", model=CLS)
     count, sent = len(slow_near.done()), far.proxy.up_bytes
@@ -433,10 +435,9 @@ async def test_a_transfer_that_stalls_in_its_middle_is_answered_by_the_device_on
     assert (await asked).tolist() == before.tolist()
     (done,) = slow_near.done()[count:]
     assert (done.arm, done.status) == ("device", "ok")
-    assert "cloud failed" in done.reason
+    assert "cloud given up: the device answers in" in done.reason
     await slow_user.boxes(page, CLS)
-    (switch,) = [s for s in slow_near.events.events if isinstance(s, ArmSwitched)][1:]
-    assert switch.reason.startswith("cloud: link slow: over"), switch.reason
+    assert sum("link slow: nothing moved any more" in record.getMessage() for record in caplog.records) == 1
     assert [event.arm for event in slow_near.done()[count:]] == ["device", "device"], "a stalled link was tried again"
     far.proxy.set_rate(float("inf"))
 

@@ -32,7 +32,9 @@ def test_one_that_stands_still_is_expected_to_do_so_for_longer_the_longer_it_has
     found = [progress.left_s(CLOUD, at(t, 80_000), 0.0, t) or 0.0 for t in (0.08, 0.1, 0.5, 1.0, 2.0)]
     assert found[1] < 0.1, "no longer than acknowledgements may take"
     assert found[4] - found[3] == pytest.approx(OVERDUE * 1.0)
+    assert progress.stands_still(0.0)
     progress.left_s(CLOUD, at(2.05, 90_000), 0.0, 2.05)
+    assert not progress.stands_still(0.0)
     again = progress.left_s(CLOUD, at(2.1, 90_000), 0.0, 2.1)
     assert again is not None
     assert again < 0.2, "it moves again"
