@@ -130,7 +130,7 @@ class Decider:
         self._links: dict[str, _LinkState] = {}
         self._budget = HedgeBudget()
         self._lateness = Lateness()
-        self._progress = Progress()
+        self.progress = Progress()
         self.last: Proposal | None = None
 
     def held(self, *, encoded: bool = True) -> Held:
@@ -260,7 +260,7 @@ class Decider:
         if entry is None or device is None or decision.cost is None or not isfinite(entry.predicted_s):
             return NEVER
         view = slower_way(decision.cost, views)
-        left_s = self._progress.left_s(decision.cost, views, decision.began_s, now_s)
+        left_s = self.progress.left_s(decision.cost, views, decision.began_s, now_s)
         elapsed_s, allowance_s = max(0.0, now_s - decision.began_s), self._budget.allowance_s(policy)
         rest = decision.cost.goes_on_s < decision.device_s
         if rest and not head_over:
@@ -297,13 +297,9 @@ class Decider:
         """A request of this kind has ended, well or not."""
         self._seats[encoded].finished = True
 
-    def stood_still(self, decision: Decision) -> bool:
-        """Whether nothing of this request moved any more when its hedge was last asked for."""
-        return self._progress.stands_still(decision.began_s)
-
     def took(self, decision: Decision, now_s: float) -> None:
         """The request of this decision has its answer, or failed, at `now_s`: whether that was late is remembered."""
-        self._progress.over(decision.began_s)
+        self.progress.over(decision.began_s)
         device = decision.proposal.of(DEVICE_ARM)
         if device is not None and not device.excluded:
             self._lateness = self._lateness.answered(now_s - decision.began_s, device.predicted_s)

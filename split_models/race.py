@@ -91,7 +91,7 @@ class Race:
             late = await self._when_late(entry, link)
             if late is not None and late.instead:
                 self._part_with(link)
-                if self._decider.stood_still(entry.decision):
+                if self._decider.progress.stands_still(entry.decision.began_s):
                     self._states.stood_still(entry.arm.link, self._ports.clock() - entry.began_s)
                 return await self._on_device(entry, f"{entry.arm} given up: {late.reason}")
             device = asyncio.create_task(self._hedge(entry, late), name="hedge") if late is not None else None
